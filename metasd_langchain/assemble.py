@@ -1,0 +1,141 @@
+"""From names to objects: arms, drafters, policies and engines. The table of defaults lives here.
+
+=============  ==========================================================  ==================================
+what           default                                                     why
+=============  ==========================================================  ==================================
+arms           suffix@16 suffix@8 lookup@8 recycling@4 plain               see DECISIONS.md, "Default pool"
+policy         hinted_ucb                                                  frugal exploration, hints, drift
+reward         throughput                                                  ranks any budget, lets plain win
+memory         process, one bandit a pipeline step                         each step learns its own drafter
+=============  ==========================================================  ==================================
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from metasd_langchain.bandits import Policy
+from metasd_langchain.bandits.registry import policy_factory, reward_named
+from metasd_langchain.bandits.rewards import Reward
+from metasd_langchain.bandits.selector import Selector
+from metasd_langchain.drafters import Drafter
+from metasd_langchain.engine.pool import Pool
+from metasd_langchain.errors import BadOption, UnknownName
+from metasd_langchain.registry import known_names, resolve
+from metasd_langchain.values import PLAIN, Arm
+
+if TYPE_CHECKING:
+    from metasd_langchain.engine.loop import Engine
+    from metasd_langchain.models.load import Progress
+
+__all__ = ["DEFAULT_ARMS", "DEFAULT_POLICY", "DEFAULT_REWARD", "make_pool", "shared_engine"]
+
+DEFAULT_ARMS: tuple[str, ...] = ("suffix@16", "suffix@8", "lookup@8", "recycling@4", PLAIN)
+DEFAULT_POLICY = "hinted_ucb"
+DEFAULT_REWARD = "throughput"
+_BUDGETS = {"lookup": 8, "suffix": 16, "recycling": 4, "recycling_tree": 12}  # of an arm written without "@"
+_MAX_BUDGET = 128
+
+ArmSpec = str | Drafter | tuple[Drafter, int]
+
+
+def make_pool(
+    arms: Sequence[ArmSpec] = DEFAULT_ARMS,
+    policy: str | Policy = DEFAULT_POLICY,
+    reward: str | Reward = DEFAULT_REWARD,
+    *,
+    memory: str = "process",
+    policy_options: Mapping[str, object] | None = None,
+) -> Pool:
+    """Drafters, arms and bandit. Loads no weights and no torch.
+
+    Args:
+        arms: names such as "suffix@16" ("plain" drafts nothing), drafter objects, or pairs (object, budget).
+        policy: a policy's name, or a policy object that every pipeline step starts from a copy of.
+        reward: a reward's name, or a Reward.
+        memory: "process" or "request".
+        policy_options: passed to the policy's factory.
+
+    Raises:
+        UnknownName: lists what exists.
+        BadOption: a budget out of range, an arm twice, no arm at all.
+    """
+    drafters: dict[str, Drafter] = {}
+    parsed = [_arm(spec, drafters) for spec in arms]
+    factory = policy_factory(policy, policy_options)
+    return Pool(drafters, Selector(parsed, factory, reward_named(reward), memory=memory))
+
+
+def _arm(spec: ArmSpec, drafters: dict[str, Drafter]) -> Arm:
+    if isinstance(spec, str):
+        return _named(spec, drafters)
+    drafter, budget = spec if isinstance(spec, tuple) else (spec, 0)
+    if not isinstance(drafter, Drafter):
+        raise BadOption("drafters", type(drafter).__name__, "arm names, drafters, or pairs (drafter, budget)")
+    if drafters.setdefault(drafter.name, drafter) is not drafter:
+        raise BadOption("drafters", drafter.name, "drafters of different names")
+    budget = _checked(drafter.name, budget or _BUDGETS.get(drafter.name, 8))
+    return Arm(f"{drafter.name}@{budget}", drafter.name, budget)
+
+
+def _named(spec: str, drafters: dict[str, Drafter]) -> Arm:
+    name, _, tail = spec.partition("@")
+    if name == PLAIN and not tail:
+        return Arm(PLAIN, PLAIN, 0)
+    if name not in drafters:
+        try:
+            drafters[name] = resolve("drafter", name, "metasd_langchain.drafters", "metasd_langchain.drafters", None)
+        except UnknownName as error:
+            raise UnknownName("drafter", name, (*known_names("metasd_langchain.drafters", None), PLAIN)) from error
+    budget = int(tail) if tail.isdigit() else 0
+    if tail and not budget:
+        raise BadOption("drafters", spec, "a name, or name@budget with a budget of at least 1")
+    budget = _checked(spec, budget or _BUDGETS.get(name, 8))
+    return Arm(f"{name}@{budget}", name, budget)
+
+
+def _checked(spec: str, budget: int) -> int:
+    if not 1 <= budget <= _MAX_BUDGET:
+        raise BadOption("drafters", spec, f"a budget from 1 to {_MAX_BUDGET}")
+    return budget
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+_engines: weakref.WeakValueDictionary[tuple[Any, ...], Engine] = weakref.WeakValueDictionary()
+_latest: list[Engine] = []  # the one used last stays, so that a re-built model object finds its weights loaded
+_lock = threading.Lock()
+
+
+def shared_engine(  # noqa: PLR0913 - mirrors load_target
+    model: Any,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    compile: bool = False,
+    model_kwargs: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Engine:
+    """The engine of a model in this process: loaded once for the same arguments, then shared.
+
+    Errors as in ``load_target``.
+    """
+    from metasd_langchain.engine.loop import Engine  # torch is loaded with the first engine, not before
+    from metasd_langchain.models.load import load_target
+
+    kwargs = dict(model_kwargs or {})
+    named = tuple(map(id, model)) if isinstance(model, tuple) else str(model)
+    key = (named, revision, dtype, device, compile, repr(sorted(kwargs.items(), key=lambda item: item[0])))
+    with _lock:
+        engine = _engines.get(key)
+        if engine is None or engine.closed:
+            target = load_target(
+                model, revision=revision, dtype=dtype, device=device, compile=compile, model_kwargs=kwargs, progress=progress
+            )
+            engine = _engines[key] = Engine(target)
+        _latest[:] = [engine]
+        return engine

@@ -1,0 +1,290 @@
+"""Default policy: what each arm earned when its drafter gave a hint like the present one, discounted, with a prior.
+
+Law: hints fall into buckets. ``argmax_i m_i + c * s * sqrt(ln(1 + T) / (1 + n_cell + n_arm / 4))``, where
+
+- ``m_i``, the posterior mean of cell (arm, bucket), is ``(k * prior + sum_cell) / (k + n_cell)``;
+- ``prior = miss + level_i * (table - miss)``, where ``miss`` is what a draft that fails is worth, and ``level_i`` the
+  gain over ``miss`` of the arm's rounds as a share of the gain the table promised for them, shrunk to the same share
+  over all arms, shrunk to 1. So hard text lowers arms not yet tried, too, and one bucket teaches the others;
+- ``s`` is the mean absolute surprise, so that exploring follows the reward's own scale; ``T`` is capped.
+
+Forgetting has two parts. All evidence fades a little every round, so that an arm long unused drifts back to its prior
+and is tried again. And each round of an arm discounts the arm's older rounds, the more the longer its errors have one
+sign (Trigg and Leach 1967, "Exponential smoothing with an adaptive response rate"): a steady arm is averaged over some
+25 rounds, one that turned hostile is forgotten in ten. Counts are capped by both.
+
+An arm whose hint is 0 would draft nothing, so it is worth what ``plain`` is: it is neither explored nor credited.
+References: Garivier and Moulines 2011 (discounted UCB); Audibert et al. 2009 (bonus by spread).
+Prefer it when drafters can say how well they would do, rewards are ``throughput``, and answers are short (40 rounds):
+there, plain UCB loses most of its rounds to trying. With no hints it is a discounted UCB with frugal exploration.
+Deterministic: the generator is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from metasd_langchain.bandits import State
+from metasd_langchain.bandits.statistics import read_number, read_owner, read_table
+from metasd_langchain.errors import BadOption, BanditMemoryError, UnknownName
+from metasd_langchain.registry import known_options, number
+from metasd_langchain.values import PLAIN, Choice, Situation
+
+__all__ = ["BUCKETS", "DEFAULT_PRIOR", "HintedUCB", "bucket_of", "create"]
+
+BUCKETS = ("0", "1", "2", "3-4", "5-8", "9-16", "17+", "nan")
+_EDGES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+_NOTHING, _NO_IDEA = 0, 7
+_TABLE_COLUMNS = ("miss", *BUCKETS[1:])
+
+# Expected reward by bucket, in units of the rescaled throughput: 1/16 = 0.0625 is a plain step; "miss" is a round whose
+# draft fails. Keyed by arm, else by drafter, else "default". A longer match promises more; the steps are a guess until
+# measured ones replace it.
+DEFAULT_PRIOR: Mapping[str, Mapping[str, float]] = {
+    "default": {
+        "miss": 0.045, "1": 0.065, "2": 0.08, "3-4": 0.11, "5-8": 0.16, "9-16": 0.23, "17+": 0.33, "nan": 0.08,
+    },
+    PLAIN: {"nan": 0.0625},
+}  # fmt: skip
+_DEFAULTS: Mapping[str, object] = {"c": 0.5, "prior": {}, "prior_weight": 3.0, "keep": 0.98, "forget": 0.02}
+_TYPICAL = 0.05  # size of a gain; turns the rounds below into gains
+_LEAST_GAIN = 0.005  # a promise of no gain at all would say nothing when it is broken
+_SHARED_WEIGHT = 2.0  # rounds that "all arms are as the table says" counts
+_LEVEL_WEIGHT = 1.0  # rounds that "this arm is like the others" counts
+_SIBLING = 0.25  # what a round in another bucket counts towards certainty
+_SIGNAL_RATE, _MOST_FORGOTTEN = 0.25, 0.3  # of the errors' averages; of an arm's evidence, by one round
+_PLAIN_MEMORY = 20.0
+_FIRST_SURPRISE = 0.05
+
+
+def bucket_of(hint: float) -> int:
+    """Index into `BUCKETS`."""
+    return _NO_IDEA if math.isnan(hint) else bisect_left(_EDGES, hint)
+
+
+class _Cell:
+    """Discounted rounds of an arm in one bucket; `clock` is the arm's clock when they were last brought up to date."""
+
+    __slots__ = ("clock", "count", "total")
+
+    def __init__(self, count: float = 0.0, total: float = 0.0, clock: float = 0.0) -> None:
+        self.count, self.total, self.clock = count, total, clock
+
+
+class _Arm:
+    """Discounted rounds of an arm. `clock` is the log of all discounts so far, `seen` the round of the last."""
+
+    __slots__ = ("cells", "clock", "count", "error", "expected", "gain", "miss", "promise", "seen", "surprise", "total")
+
+    def __init__(self, miss: float, promise: tuple[float, ...]) -> None:
+        self.miss, self.promise = miss, promise  # promised gains over miss, by bucket
+        self.count = self.total = self.gain = self.expected = self.clock = self.error = 0.0
+        self.seen = 0.0
+        self.surprise = _FIRST_SURPRISE
+        self.cells: dict[int, _Cell] = {}
+
+
+class HintedUCB:
+    """See the module. Constants: `c` exploration, `prior_weight` rounds the prior counts in a cell, `keep` what a round
+    leaves of all evidence, `forget` the least an arm forgets by a round of its own.
+    """
+
+    name = "hinted_ucb"
+    full_information: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        c: float = 0.5,
+        prior: Mapping[str, Mapping[str, float]] | None = None,
+        prior_weight: float = 3.0,
+        keep: float = 0.98,
+        forget: float = 0.02,
+    ) -> None:
+        self._c, self._weight, self._log_keep, self._forget = c, prior_weight, math.log(keep), forget
+        self._horizon = 1.0 / (1.0 - keep) if keep < 1.0 else math.inf
+        self._table = {**DEFAULT_PRIOR, **(prior or {})}
+        self._arms: dict[str, _Arm] = {}
+        self._rounds = 0.0
+        self._surprise = _FIRST_SURPRISE
+        self._plain = _Cell(1.0, self._table[PLAIN]["nan"])
+
+    def select(self, situation: Situation, rng: np.random.Generator) -> Choice:
+        """The arm of highest index; plain carries no bonus, since it is known."""
+        shared = self._shared_level()
+        reach = self._c * self._surprise * math.sqrt(math.log1p(min(self._rounds, self._horizon)))
+        best, best_index = "", -math.inf
+        idle_plain = self._plain.total / self._plain.count
+        plain_offered = PLAIN in situation.arms
+        hints = situation.hints
+        for name in situation.arms:
+            bucket = bucket_of(hints.get(name, math.nan))
+            if name == PLAIN or (bucket == _NOTHING and not plain_offered):
+                index = idle_plain
+            elif bucket == _NOTHING:
+                continue  # plain is the same, and honest about it
+            else:
+                mean, certainty = self._belief(self._arm(name), bucket, shared)
+                index = mean + reach / math.sqrt(certainty)
+            if index > best_index:
+                best, best_index = name, index
+        return Choice(best)
+
+    def update(self, situation: Situation, choice: Choice, rewards: Mapping[str, float]) -> None:
+        """Credit the cell that was played; what acted as plain is credited to plain."""
+        reward = rewards[choice.arm]
+        bucket = bucket_of(situation.hints.get(choice.arm, math.nan))
+        if choice.arm == PLAIN or bucket == _NOTHING:
+            fade = min(1.0, _PLAIN_MEMORY / (self._plain.count + 1.0))
+            self._plain.count = (self._plain.count + 1.0) * fade
+            self._plain.total = (self._plain.total + reward) * fade
+        else:
+            arm = self._arm(choice.arm)
+            mean, _ = self._belief(arm, bucket, self._shared_level())
+            self._learn(arm, bucket, reward, reward - mean)
+        self._rounds += 1.0
+
+    def values(self) -> Mapping[str, float]:
+        """Discounted mean reward of every arm played so far."""
+        means = {name: arm.total / arm.count for name, arm in self._arms.items() if arm.count > 0.0}
+        return {PLAIN: self._plain.total / self._plain.count, **means}
+
+    def fade(self, keep: float) -> None:
+        """Keep the means, with `keep` times the evidence (in (0, 1])."""
+        self._plain = _Cell(self._plain.count * keep, self._plain.total * keep)
+        for arm in self._arms.values():
+            _discount(arm, keep)
+
+    def dump(self) -> State:
+        """All statistics; cells by bucket label."""
+        arms: dict[str, object] = {}
+        for name, arm in self._arms.items():
+            if arm.count > 0.0:
+                cells = {BUCKETS[at]: _row(cell, ("count", "total", "clock")) for at, cell in arm.cells.items()}
+                arms[name] = {**_row(arm, _ARM_FIELDS), "cells": cells}
+        own = {field: getattr(self, "_" + field) for field in _OWN_FIELDS}
+        return {"policy": self.name, **own, "plain": _row(self._plain, ("count", "total")), "arms": arms}
+
+    def load(self, state: State) -> None:
+        """Replace the statistics by dumped ones; on a BanditMemoryError nothing has changed."""
+        read_owner(self.name, state)
+        own = {field: _read(state, field) for field in _OWN_FIELDS}
+        idle = state.get("plain")
+        if not isinstance(idle, Mapping):
+            raise BanditMemoryError(f"state of policy {self.name!r}: plain is not a mapping")
+        plain = _Cell(read_number(self.name, idle, "count", 1e-12), read_number(self.name, idle, "total"))
+        arms = {name: self._read_arm(name, row) for name, row in read_table(self.name, state, "arms").items()}
+        self._plain, self._arms = plain, arms
+        for field, value in own.items():
+            setattr(self, "_" + field, value)
+
+    def _read_arm(self, name: str, row: Mapping[str, object]) -> _Arm:
+        arm = self._new_arm(name)
+        for field in _ARM_FIELDS:
+            setattr(arm, field, _read(row, field))
+        for label, cell in read_table(self.name, row, "cells").items():
+            if label not in BUCKETS:
+                raise BanditMemoryError(f"state of policy {self.name!r}: there is no bucket {label!r}")
+            count, total = _read(cell, "count"), _read(cell, "total")
+            arm.cells[BUCKETS.index(label)] = _Cell(count, total, _read(cell, "clock"))
+        return arm
+
+    def _shared_level(self) -> float:
+        """Gain of all arms together as a share of the promised gain, shrunk to 1."""
+        gain = expected = _SHARED_WEIGHT * _TYPICAL
+        for arm in self._arms.values():
+            fade = math.exp(self._log_keep * (self._rounds - arm.seen))
+            gain += arm.gain * fade
+            expected += arm.expected * fade
+        return max(0.0, gain / expected)
+
+    def _belief(self, arm: _Arm, bucket: int, shared: float) -> tuple[float, float]:
+        """Posterior mean of a cell, and the rounds its certainty is worth (at least 1)."""
+        fade = math.exp(self._log_keep * (self._rounds - arm.seen))
+        pull = _LEVEL_WEIGHT * _TYPICAL
+        level = max(0.0, (pull * shared + arm.gain * fade) / (pull + arm.expected * fade))
+        guess = arm.miss + level * arm.promise[bucket]
+        cell = arm.cells.get(bucket)
+        if cell is None:
+            return guess, 1.0 + _SIBLING * arm.count * fade
+        fresh = fade * math.exp(arm.clock - cell.clock)
+        count = cell.count * fresh
+        mean = (self._weight * guess + cell.total * fresh) / (self._weight + count)
+        return mean, 1.0 + count + _SIBLING * arm.count * fade
+
+    def _learn(self, arm: _Arm, bucket: int, reward: float, error: float) -> None:
+        arm.error += _SIGNAL_RATE * (error - arm.error)
+        arm.surprise += _SIGNAL_RATE * (abs(error) - arm.surprise)
+        self._surprise += 0.1 * (abs(error) - self._surprise)
+        signal = arm.error / arm.surprise if arm.surprise > 0.0 else 0.0
+        forget = min(_MOST_FORGOTTEN, max(self._forget, _MOST_FORGOTTEN * signal * signal))
+        _discount(arm, (1.0 - forget) * math.exp(self._log_keep * (self._rounds - arm.seen)))
+        arm.seen = self._rounds
+        arm.count += 1.0
+        arm.total += reward
+        arm.gain += reward - arm.miss
+        arm.expected += arm.promise[bucket]
+        cell = arm.cells.setdefault(bucket, _Cell(clock=arm.clock))
+        fresh = math.exp(arm.clock - cell.clock)
+        cell.count, cell.total, cell.clock = cell.count * fresh + 1.0, cell.total * fresh + reward, arm.clock
+
+    def _arm(self, name: str) -> _Arm:
+        arm = self._arms.get(name)
+        if arm is None:
+            arm = self._arms[name] = self._new_arm(name)
+            arm.seen = self._rounds
+        return arm
+
+    def _new_arm(self, name: str) -> _Arm:
+        row = self._table.get(name) or self._table.get(name.partition("@")[0]) or {}
+        row = {**self._table["default"], **row}
+        miss = row["miss"]
+        return _Arm(miss, tuple(max(_LEAST_GAIN, row.get(bucket, miss) - miss) for bucket in BUCKETS))
+
+
+_ARM_FIELDS = ("count", "total", "gain", "expected", "clock", "error", "surprise", "seen")
+_OWN_FIELDS = ("rounds", "surprise")
+_SIGNED = ("gain", "clock", "error")
+
+
+def _read(row: Mapping[str, object], field: str) -> float:
+    return read_number(HintedUCB.name, row, field, -math.inf if field in _SIGNED else 0.0)
+
+
+def _row(statistics: object, fields: tuple[str, ...]) -> dict[str, float]:
+    return {field: getattr(statistics, field) for field in fields}
+
+
+def _discount(arm: _Arm, keep: float) -> None:
+    """Leave `keep` of the arm's evidence; cells follow when they are read, by the clock."""
+    arm.count *= keep
+    arm.total *= keep
+    arm.gain *= keep
+    arm.expected *= keep
+    arm.clock += math.log(keep)
+
+
+def create(options: Mapping[str, object]) -> HintedUCB:
+    """Options: ``c``, ``prior`` (arm or drafter -> bucket -> expected reward in [0, 1]), ``prior_weight``, ``keep``,
+    ``forget``.
+    """
+    known = known_options("policy hinted_ucb", options, _DEFAULTS)
+    prior = known["prior"]
+    if not isinstance(prior, Mapping) or not all(isinstance(row, Mapping) for row in prior.values()):
+        raise BadOption("prior", prior, "a mapping from arms or drafters to mappings from buckets to rewards")
+    for row in prior.values():
+        for bucket, value in row.items():
+            if bucket not in _TABLE_COLUMNS:
+                raise UnknownName("bucket of prior", str(bucket), _TABLE_COLUMNS)
+            number(f"prior of bucket {bucket}", value, 0.0, 1.0)
+    return HintedUCB(
+        c=number("c", known["c"], 0.0, 1e6),
+        prior={name: {**DEFAULT_PRIOR.get(name, {}), **row} for name, row in prior.items()},
+        prior_weight=number("prior_weight", known["prior_weight"], 1e-3, 1e6),
+        keep=number("keep", known["keep"], 0.5, 1.0),
+        forget=number("forget", known["forget"], 0.0, 0.5),
+    )

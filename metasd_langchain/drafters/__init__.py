@@ -1,0 +1,78 @@
+"""Drafters guess the next tokens. One file each; the module's name is the drafter's name.
+
+The seam has two halves. A ``Drafter`` lives as long as its owner wants and holds what is shared (weights, an index of
+past text). A ``DraftSession`` is one generation. Nothing a drafter does can change an answer: the verifier alone
+commits tokens, and a drafter that raises is benched.
+
+To add a drafter ``foo``: write ``drafters/foo.py`` with ``create(options: Mapping[str, object]) -> Drafter``. From
+outside: pass an instance, a dotted name ``package.module:factory``, or register an entry point in the group
+``metasd_langchain.drafters``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metasd_langchain.values import Draft, Request, Round
+
+__all__ = ["DraftSession", "Drafter", "Draws"]
+
+
+class Draws(Protocol):
+    """The request's shared randomness: lets a model drafter draw with the noise the verifier will use."""
+
+    def gumbel(self, position: int, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Gumbel noise of the given tokens at a position of the answer (0 = its first token)."""
+        ...
+
+
+class DraftSession(Protocol):
+    """One generation of one drafter. Called on the engine's thread only."""
+
+    def hint(self) -> float:
+        """How well the drafter would do now, cheaply (e.g. matched length); 0 = would draft nothing, nan = no idea."""
+        ...
+
+    def propose(self, tokens: Sequence[int], budget: int, draws: Draws) -> Draft:
+        """Draft at most `budget` nodes after `tokens` (prompt and answer so far). No idea: ``EMPTY_DRAFT``."""
+        ...
+
+    def observe(self, round: Round) -> None:
+        """Learn from a round, whoever drafted it. The session has then seen all committed tokens."""
+        ...
+
+    def close(self) -> None:
+        """The generation is over."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Long-lived part: weights, shared index.
+
+    Attributes:
+        name: its name in arms, e.g. "suffix".
+        candidates: how many of the target's best next tokens a row it wants to see in ``Round.candidates``; 0 = none.
+        prompt_rows: how many rows at the prompt's end it wants scored besides the last, 0 for most.
+        hidden_layers: target layers whose hidden states it wants to see; () for most.
+    """
+
+    name: str
+    candidates: int
+    prompt_rows: int
+    hidden_layers: tuple[int, ...]
+
+    def open(self, request: Request) -> DraftSession:
+        """Start a generation; the session already knows the prompt's tokens."""
+        ...
+
+    def forget(self, scope: str | None = None) -> None:
+        """Drop what is shared between requests, of one scope or of all."""
+        ...
+
+
+Options = Mapping[str, object]

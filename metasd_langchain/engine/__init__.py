@@ -1,0 +1,1 @@
+"""The engine: plan, score, settle. Knows neither LangChain nor OpenTelemetry."""

@@ -1,0 +1,249 @@
+"""One answer in the making: ``plan`` chooses and drafts, ``settle`` verifies, halts, keeps, observes, learns.
+
+The invariant: the slot holds a strict prefix of the committed tokens. A round feeds the rest and the draft, so prefill,
+pieces of a long prompt and every later round are the same step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from metasd_langchain.engine.draws import Draws
+from metasd_langchain.engine.halt import Halt, Taken
+from metasd_langchain.engine.pool import Pool
+from metasd_langchain.engine.sampling import TargetRows
+from metasd_langchain.engine.sessions import Sessions
+from metasd_langchain.engine.text import Detokenizer, TextStream
+from metasd_langchain.engine.verify import VERIFIERS, agreement
+from metasd_langchain.models.lm import CausalLM, Feed, Scores, Slot
+from metasd_langchain.values import (
+    EMPTY_DRAFT,
+    PLAIN,
+    Choice,
+    Draft,
+    FinishReason,
+    Piece,
+    Request,
+    Round,
+    RoundRecord,
+    Step,
+    Summary,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from metasd_langchain.models.load import Target
+
+__all__ = ["Forward", "Generation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A packed forward that happened.
+
+    Attributes:
+        scores: of all feeds.
+        width: new tokens of all feeds.
+        seconds: wall clock.
+        batch: feeds in it.
+    """
+
+    scores: Scores
+    width: int
+    seconds: float
+    batch: int
+
+
+class Generation:
+    """State of one request between rounds.
+
+    Args:
+        request: what to generate.
+        pool: what may be played.
+        target: who answers.
+        detokenizer: ids to text.
+        started: clock reading (``time.perf_counter``) at submission.
+    """
+
+    def __init__(self, request: Request, pool: Pool, target: Target, detokenizer: Detokenizer, started: float) -> None:
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.slot = Slot()
+        self._pool = pool
+        self._lm: CausalLM = target.lm
+        seed = request.sampling.seed
+        self._draws = Draws(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
+        self._seat = pool.selector.open(request.step, np.random.default_rng())
+        self._sessions = Sessions(request, pool, target.lm.vocab_size)
+        stream = TextStream(detokenizer.decode, detokenizer.byte_ids, request.stop)
+        cap = min(request.max_tokens, target.lm.window - len(request.prompt))
+        self._halt = Halt(stream, request.stop_ids, cap)
+        self._started = started
+        self._prefill_s = 0.0
+        self._first_token_s = 0.0
+        self._records: list[RoundRecord] = []
+        self._choice: Choice | None = None
+        self._draft_s = 0.0
+        self._round_started = started
+
+    @property
+    def position(self) -> int:
+        """Tokens of the answer committed so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose hidden states some drafter of this answer wants."""
+        return self._pool.hidden_layers
+
+    # -- plan: choose, draft --------------------------------------------------------------------------------------
+
+    def plan(self, room: int, batch: int) -> Feed:
+        """The next feed: all pending tokens with a draft, or a piece of the prompt when more than `room` are pending.
+
+        Args:
+            room: new prompt tokens this round may read, at least 1.
+            batch: live generations, told to the policy.
+        """
+        self._round_started = time.perf_counter()
+        pending = tuple(self.tokens[self.slot.length :])
+        if len(pending) > room:
+            return Feed(self.slot, pending[:room], scored=0)
+        draft = self._draft(batch)
+        self._draft_s = time.perf_counter() - self._round_started
+        return Feed(self.slot, pending, draft, min(len(pending), 1 + self._pool.prompt_rows))
+
+    def _draft(self, batch: int) -> Draft:
+        self._choice = None
+        room = self._halt.left - 1  # the target adds a token of its own to whatever is accepted
+        if room <= 0:
+            return EMPTY_DRAFT
+        hints, benched, arms = self._sessions.hints(), self._sessions.benched, self._pool.selector.arms
+        self._choice = self._seat.choose(
+            {arm.name: hints.get(arm.drafter, math.nan) for arm in arms if arm.budget},
+            {"position": float(self.position), "batch": float(batch)},
+            {arm.name for arm in arms if arm.drafter in benched},
+        )
+        chosen = self._choice.arm
+        arm = next((arm for arm in arms if arm.name == chosen and arm.budget), None)
+        if arm is None:
+            return EMPTY_DRAFT
+        budget = min(arm.budget, room)
+        return self._sessions.propose(arm.drafter, self.tokens, budget, self._draws).cut(budget, room)
+
+    # -- settle: verify, halt, keep, observe, learn -----------------------------------------------------------------
+
+    def settle(self, feed: Feed, forward: Forward, start: int) -> Step | None:
+        """Turn the target's scores into committed tokens.
+
+        Args:
+            feed: what `plan` gave.
+            forward: the packed forward that scored it.
+            start: the feed's first row in it.
+
+        Returns:
+            What to deliver; None when only a piece of the prompt was read.
+        """
+        if len(feed.pending) > 1:
+            self._prefill_s += forward.seconds
+        if not feed.scored:
+            self._lm.keep(feed)
+            return None
+        logits = forward.scores.logits[start : start + feed.rows]
+        rows = TargetRows(logits, self.request.sampling, self._pool.candidates, origin=feed.scored - 1)
+        verdict = VERIFIERS[self.request.verify](feed.draft, rows, self._draws, self.position)
+        measured = self._pool.selector.needs_agreement and len(feed.draft) > 0
+        agreed = agreement(feed.draft, rows) if measured else ()
+        taken = self._halt.take(verdict.tokens, len(verdict.path))
+        self._keep(feed, verdict, taken)
+        self._observe(feed, forward, start, rows, verdict, taken)
+        self._learn(feed, forward, verdict, taken, agreed)
+        return self._tell(feed, forward, verdict, taken)
+
+    def _keep(self, feed: Feed, verdict: Verdict, taken: Taken) -> None:
+        self.tokens += verdict.tokens[: taken.count]
+        self._lm.keep(feed, verdict.path[: taken.count - 1])  # strict prefix: the last committed token stays pending
+
+    def _observe(
+        self, feed: Feed, forward: Forward, start: int, rows: TargetRows, verdict: Verdict, taken: Taken
+    ) -> None:
+        trunk = feed.scored
+        stop = start + feed.rows
+        self._sessions.observe(
+            Round(
+                committed=verdict.tokens[: taken.count],
+                fed=feed.pending[len(feed.pending) - trunk :] + feed.draft.tokens,
+                parents=tuple(range(-1, trunk - 1)) + tuple(parent + trunk for parent in feed.draft.parents),
+                candidates=rows.candidates,
+                hidden={layer: states[start:stop] for layer, states in forward.scores.hidden.items()},
+                path=tuple(node + trunk for node in verdict.path[: taken.count]),
+            )
+        )
+
+    def _learn(
+        self, feed: Feed, forward: Forward, verdict: Verdict, taken: Taken, agreed: tuple[float, ...]
+    ) -> None:
+        if self._choice is None:
+            return
+        reading = len(feed.pending) > 1  # a prompt's forward says nothing about the cost of a round
+        self._seat.learn(
+            self._choice,
+            drafted=len(feed.draft),
+            accepted=min(len(verdict.path), taken.count),
+            committed=taken.count,
+            agreement=agreed,
+            draft_s=self._draft_s,
+            score_s=None if reading else forward.seconds,
+            width=1 + len(feed.draft) if reading else forward.width,
+            batch=forward.batch,
+        )
+
+    def _tell(self, feed: Feed, forward: Forward, verdict: Verdict, taken: Taken) -> Step:
+        now = time.perf_counter()
+        accepted = min(len(verdict.path), taken.count)
+        arm = self._choice.arm if self._choice is not None and len(feed.draft) else PLAIN
+        if not self._records:
+            self._first_token_s = now - self._started
+        total = now - self._round_started
+        self._records.append(
+            RoundRecord(arm, len(feed.draft), accepted, taken.count, self._draft_s, forward.seconds, total)
+        )
+        summary = None if taken.finish is None else self._summary(taken.finish)
+        return Step(verdict.tokens[: taken.count], taken.pieces, arm, accepted, summary)
+
+    # -- end --------------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> Step:
+        """End the answer from outside, with what is there."""
+        pieces: tuple[Piece, ...] = self._halt.flush()
+        return Step((), pieces, summary=self._summary("cancelled"))
+
+    def close(self) -> None:
+        """Free the slot and end the draft sessions."""
+        self._sessions.close()
+        self.slot = Slot()
+
+    def _summary(self, finish: FinishReason) -> Summary:
+        return Summary(
+            prompt_tokens=len(self.request.prompt),
+            completion_tokens=self.position,
+            finish_reason=finish,
+            rounds=tuple(self._records),
+            prefill_s=self._prefill_s,
+            first_token_s=self._first_token_s,
+            total_s=time.perf_counter() - self._started,
+            policy=self._pool.selector.policy_name,
+            step=self.request.step,
+            values=self._seat.values(),
+        )
+
+    @property
+    def last_record(self) -> RoundRecord:
+        """The round told last."""
+        return self._records[-1]

@@ -1,0 +1,320 @@
+"""The worker: one daemon thread runs one round after another for all live generations.
+
+Order: requests are admitted first come, first served, at most `max_batch` at a time; a round reads at most
+`prefill_tokens` prompt tokens, oldest request first. So no request waits for more than those before it.
+
+Callers never run engine code and never block the worker: each drains its own ticket. Closing, cancelling and deadlines
+set a flag that the worker sees before its next round. The thread holds the loop's state, not the `Engine`: an engine
+nobody refers to any more ends its thread. After a fork the child starts with an empty loop and a thread of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+from metasd_langchain.engine.generation import Forward, Generation
+from metasd_langchain.engine.pool import Pool
+from metasd_langchain.engine.text import Detokenizer
+from metasd_langchain.engine.ticket import Failure, Sink, Steps, Ticket
+from metasd_langchain.errors import BadOption, EngineClosed, PromptTooLong, TargetError
+from metasd_langchain.events import CallEnded, CallStarted, Event, Observer, RoundPlayed
+from metasd_langchain.models.lm import Feed
+from metasd_langchain.models.load import Target
+from metasd_langchain.values import Request, Step, Summary
+
+__all__ = ["Engine"]
+
+logger = logging.getLogger("metasd_langchain")
+
+
+class Engine:
+    """Generates answers of one target for any number of threads and tasks.
+
+    Args:
+        target: the model that answers.
+        observers: told about calls and rounds, on the engine's thread.
+        max_batch: generations that run at the same time.
+        prefill_tokens: prompt tokens a round may read.
+    """
+
+    def __init__(
+        self, target: Target, *, observers: Sequence[Observer] = (), max_batch: int = 8, prefill_tokens: int = 1024
+    ) -> None:
+        if max_batch < 1 or prefill_tokens < 1:
+            raise BadOption("max_batch, prefill_tokens", (max_batch, prefill_tokens), "at least 1")
+        self.target = target
+        self._loop = _Loop(target, observers, max_batch, prefill_tokens)
+        self._finalizer = weakref.finalize(self, _Loop.stop, self._loop)
+
+    def submit(self, request: Request, pool: Pool, sink: Sink) -> Ticket:
+        """Queue a request.
+
+        Raises:
+            PromptTooLong, BadOption: before anything is queued.
+            EngineClosed: after `close`.
+        """
+        self.check(request)
+        ticket = Ticket(request, pool, sink)
+        self._loop.add(ticket)
+        return ticket
+
+    def check(self, request: Request) -> None:
+        """Raise what `submit` would raise for a wrong request."""
+        limit = self.target.lm.window
+        if not request.prompt:
+            raise BadOption("prompt", "", "at least one token")
+        if len(request.prompt) >= limit:
+            raise PromptTooLong(len(request.prompt), limit)
+        if request.max_tokens < 1:
+            raise BadOption("max_tokens", request.max_tokens, "a whole number of at least 1")
+
+    def generate(self, request: Request, pool: Pool, watch: Sink | None = None) -> Steps:
+        """Steps of a request as they come.
+
+        Args:
+            request: what to generate; a wrong one raises here, not at the first step.
+            pool: what may be played.
+            watch: told every message first, on the engine's thread.
+        """
+        steps: queue.SimpleQueue[Step | Failure] = queue.SimpleQueue()
+
+        def sink(message: Step | Failure) -> None:
+            if watch is not None:
+                watch(message)
+            steps.put(message)
+
+        return Steps(self.submit(request, pool, sink), steps, self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._loop.closed
+
+    @property
+    def rounds(self) -> int:
+        """Rounds run so far."""
+        return self._loop.rounds
+
+    @property
+    def live(self) -> int:
+        """Requests waiting or running."""
+        return self._loop.size
+
+    def close(self) -> None:
+        """End the worker; requests that still run fail with EngineClosed."""
+        self._finalizer()
+        self._loop.join(2.0)
+
+
+class _Loop:
+    """State of the worker thread."""
+
+    def __init__(self, target: Target, observers: Sequence[Observer], max_batch: int, prefill_tokens: int) -> None:
+        self._target = target
+        self._detokenizer = Detokenizer(target.tokenizer)
+        self._observers = list(observers)
+        self._max_batch, self._prefill_tokens = max_batch, prefill_tokens
+        self._calls = itertools.count()
+        self.rounds = 0
+        self.closed = False
+        self._reset()
+        _loops.add(self)
+
+    def _reset(self) -> None:
+        self._wake = threading.Condition()
+        self._waiting: deque[Ticket] = deque()
+        self._live: list[tuple[Ticket, Generation]] = []
+        self._thread: threading.Thread | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self._waiting) + len(self._live)
+
+    def add(self, ticket: Ticket) -> None:
+        with self._wake:
+            if self.closed:
+                raise EngineClosed("the engine is closed")
+            ticket.call = next(self._calls)
+            self._waiting.append(ticket)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="metasd-engine", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def stop(self) -> None:
+        with self._wake:
+            self.closed = True
+            self._wake.notify()
+
+    def join(self, seconds: float) -> None:
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+
+    def forked(self) -> None:
+        """In the child of a fork: the parent's requests and thread do not exist here."""
+        self._reset()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self.closed or self._waiting or self._live):
+                    self._wake.wait()
+                if self.closed:
+                    break
+                self._admit()
+            self._round()
+        for ticket in [*self._waiting, *(ticket for ticket, _ in self._live)]:
+            ticket.deliver(Failure(EngineClosed("the engine was closed before the answer was complete")))
+        self._waiting.clear()
+        self._live.clear()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._live) < self._max_batch:
+            ticket = self._waiting.popleft()
+            try:
+                generation = Generation(ticket.request, ticket.pool, self._target, self._detokenizer, ticket.started)
+            except Exception as error:
+                ticket.deliver(Failure(error))
+                continue
+            self._live.append((ticket, generation))
+            self._emit(CallStarted(ticket.call, ticket.request))
+
+    # -- one round ---------------------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        self._drop_ended()
+        planned = self._plan()
+        if not planned:
+            return
+        self.rounds += 1
+        try:
+            forward = self._score([feed for _, _, feed in planned])
+        except Exception as error:
+            self._score_singly(planned, error)
+            return
+        for (ticket, generation, feed), start in zip(planned, forward.scores.starts, strict=True):
+            self._settle(ticket, generation, feed, forward, start)
+
+    def _drop_ended(self) -> None:
+        for ticket, generation in list(self._live):
+            if ticket.cancelled.is_set():
+                self._finish(ticket, generation, generation.cancel())
+            elif ticket.overdue:
+                step = generation.cancel()
+                if step.pieces:
+                    ticket.deliver(Step((), step.pieces))
+                self._abort(ticket, generation, ticket.timeout(), step.summary)
+
+    def _plan(self) -> list[tuple[Ticket, Generation, Feed]]:
+        room = self._prefill_tokens
+        planned: list[tuple[Ticket, Generation, Feed]] = []
+        for ticket, generation in list(self._live):
+            if room <= 0 and len(generation.tokens) - generation.slot.length > 1:
+                continue  # its prompt's turn comes next round
+            try:
+                feed = generation.plan(max(1, room), len(self._live))
+            except Exception as error:
+                self._abort(ticket, generation, error)
+                continue
+            if len(feed.pending) > 1:
+                room -= len(feed.pending)
+            planned.append((ticket, generation, feed))
+        return planned
+
+    def _score(self, feeds: list[Feed]) -> Forward:
+        layers = sorted({layer for _, generation in self._live for layer in generation.hidden_layers})
+        start = time.perf_counter()
+        scores = self._target.lm.score(feeds, layers)
+        self._target.lm.synchronize()
+        seconds = time.perf_counter() - start
+        return Forward(scores, sum(feed.width for feed in feeds), seconds, len(feeds))
+
+    def _score_singly(self, planned: list[tuple[Ticket, Generation, Feed]], error: Exception) -> None:
+        """A forward failed: find the row it failed for, so that the others go on."""
+        for ticket, generation, feed in planned:
+            try:
+                if len(planned) == 1:
+                    raise error
+                forward = self._score([feed])
+            except Exception as cause:
+                failure = TargetError(f"the target's forward failed: {type(cause).__name__}")
+                failure.__cause__ = cause
+                self._abort(ticket, generation, failure)
+                continue
+            self._settle(ticket, generation, feed, forward, 0)
+
+    def _settle(self, ticket: Ticket, generation: Generation, feed: Feed, forward: Forward, start: int) -> None:
+        try:
+            step = generation.settle(feed, forward, start)
+        except Exception as error:
+            self._abort(ticket, generation, error)
+            return
+        if step is None:
+            return
+        if self._observers:
+            self._emit(RoundPlayed(ticket.call, generation.last_record))
+        if step.summary is None:
+            ticket.deliver(step)
+        else:
+            self._finish(ticket, generation, step)
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def _finish(self, ticket: Ticket, generation: Generation, step: Step) -> None:
+        self._remove(ticket, generation)
+        self._emit(CallEnded(ticket.call, step.summary))
+        ticket.deliver(step)
+
+    def _abort(
+        self, ticket: Ticket, generation: Generation, error: BaseException, summary: Summary | None = None
+    ) -> None:
+        self._remove(ticket, generation)
+        self._emit(CallEnded(ticket.call, summary, error))
+        ticket.deliver(Failure(error, summary))
+
+    def _remove(self, ticket: Ticket, generation: Generation) -> None:
+        self._live = [pair for pair in self._live if pair[0] is not ticket]
+        try:
+            generation.close()
+        except Exception:
+            logger.exception("closing a generation failed")
+
+    def _emit(self, event: Event) -> None:
+        for observer in list(self._observers):
+            try:
+                observer.on(event)
+            except Exception as error:
+                logger.warning("observer %s failed (%s); muted", type(observer).__name__, type(error).__name__)
+                self._observers.remove(observer)
+
+
+_loops: weakref.WeakSet[_Loop] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    """End the threads before the interpreter takes their modules away."""
+    running = list(_loops)
+    for loop in running:
+        loop.stop()
+    for loop in running:
+        loop.join(2.0)
+
+
+def _in_child() -> None:
+    for loop in list(_loops):
+        loop.forked()
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,100 @@
+"""The draft sessions of one answer, behind a fence."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from metasd_langchain.drafters import DraftSession
+from metasd_langchain.engine.draws import Draws
+from metasd_langchain.engine.pool import Pool
+from metasd_langchain.values import EMPTY_DRAFT, Draft, Request, Round
+
+__all__ = ["Sessions"]
+
+logger = logging.getLogger("metasd_langchain")
+_STRIKES = 3  # failures in a row after which a drafter sits out the rest of the answer
+T = TypeVar("T")
+
+
+class Sessions:
+    """One draft session a drafter. A drafter that raises costs its draft, never the answer.
+
+    Args:
+        request: what is generated.
+        pool: whose drafters.
+        vocab: ids from 0 to this are the target's; nodes with other ids are dropped.
+    """
+
+    def __init__(self, request: Request, pool: Pool, vocab: int) -> None:
+        self._vocab = vocab
+        self._strikes = dict.fromkeys(pool.drafters, 0)
+        self._sessions: dict[str, DraftSession] = {}
+        for name, drafter in pool.drafters.items():
+            try:
+                self._sessions[name] = drafter.open(request)
+            except Exception as error:
+                self._strike(name, error)
+                self._strikes[name] = _STRIKES
+
+    @property
+    def benched(self) -> frozenset[str]:
+        """Drafters that failed too often."""
+        return frozenset(name for name, strikes in self._strikes.items() if strikes >= _STRIKES)
+
+    def hints(self) -> dict[str, float]:
+        """Each playing session's hint."""
+        return {name: self._guard(name, session.hint, math.nan) for name, session in self._playing()}
+
+    def propose(self, name: str, tokens: Sequence[int], budget: int, draws: Draws) -> Draft:
+        """The named drafter's draft, empty when it fails."""
+        try:
+            draft = self._legal(name, self._sessions[name].propose(tokens, budget, draws))
+        except Exception as error:
+            self._strike(name, error)
+            return EMPTY_DRAFT
+        self._strikes[name] = 0
+        return draft
+
+    def observe(self, round: Round) -> None:
+        """Tell every playing session."""
+        for name, session in self._playing():
+            self._guard(name, partial(session.observe, round), None)
+
+    def close(self) -> None:
+        """End every session, benched ones too."""
+        for name, session in self._sessions.items():
+            self._guard(name, session.close, None)
+        self._sessions.clear()
+
+    def _playing(self) -> list[tuple[str, DraftSession]]:
+        return [item for item in self._sessions.items() if self._strikes[item[0]] < _STRIKES]
+
+    def _guard(self, name: str, call: Callable[[], T], fallback: T) -> T:
+        try:
+            return call()
+        except Exception as error:
+            self._strike(name, error)
+            return fallback
+
+    def _strike(self, name: str, error: Exception) -> None:
+        self._strikes[name] += 1
+        # Only the error's class: its message may quote the prompt.
+        logger.warning("drafter %s failed (%s); the answer goes on without it", name, type(error).__name__)
+
+    def _legal(self, name: str, draft: Draft) -> Draft:
+        """The draft without ids outside the vocabulary, nor what hangs on them."""
+        if all(0 <= token < self._vocab for token in draft.tokens):
+            return draft
+        logger.warning("drafter %s drafted an id outside the vocabulary; dropped", name)
+        index = {-1: -1}
+        kept: list[int] = []
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            if 0 <= token < self._vocab and parent in index:
+                index[node] = len(kept)
+                kept.append(node)
+        q = None if draft.q is None else draft.q[kept]
+        return Draft(tuple(draft.tokens[i] for i in kept), tuple(index[draft.parents[i]] for i in kept), q)

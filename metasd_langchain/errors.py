@@ -1,0 +1,160 @@
+"""The error tree. Everything we raise on purpose is a ``MetaSDError``.
+
+::
+
+    MetaSDError (hint, retryable)
+      ConfigError                 wrong set-up; raised before any weight is loaded
+        UnknownName               a drafter, policy, reward or option that does not exist (lists what does)
+        BadOption                 an option outside its range or of the wrong type
+        IncompatibleVocabulary    a drafter's tokens do not mean what the target's do
+        MissingExtra              an optional dependency is not installed (names the extra)
+      LoadError                   a model could not be loaded
+        UnsupportedModel          loaded, but its layers cannot be verified in one packed forward
+      RequestError                wrong request; raised before any compute
+        PromptTooLong             names the prompt's length and the limit
+        UnsupportedParameter      a per-call option that does not exist
+      EngineClosed                the engine was closed while the request was waiting or running
+      DeadlineExceeded            the request's deadline passed; carries the partial text
+      TargetError                 the target model's forward failed
+      DrafterError                a drafter failed; caught in ``plan``, never reaches the caller
+      BanditMemoryError           a stored bandit state cannot be read
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BadOption",
+    "BanditMemoryError",
+    "ConfigError",
+    "DeadlineExceeded",
+    "DrafterError",
+    "EngineClosed",
+    "IncompatibleVocabulary",
+    "LoadError",
+    "MetaSDError",
+    "MissingExtra",
+    "PromptTooLong",
+    "RequestError",
+    "TargetError",
+    "UnknownName",
+    "UnsupportedModel",
+    "UnsupportedParameter",
+]
+
+
+class MetaSDError(Exception):
+    """Base of all our errors.
+
+    Args:
+        message: what went wrong, for a person. Never holds prompt or answer text.
+        hint: what to do about it, or "".
+    """
+
+    retryable: bool = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        self.hint = hint
+        super().__init__(f"{message} ({hint})" if hint else message)
+
+
+class ConfigError(MetaSDError, ValueError):
+    """The set-up is wrong; nothing was loaded."""
+
+
+class UnknownName(ConfigError):
+    """A name that nobody registered. The message lists every name that exists."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, tuple(sorted(known))
+        near = difflib.get_close_matches(name, self.known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"unknown {kind} {name!r}; there are: {', '.join(self.known) or 'none'}", hint=hint)
+
+
+class BadOption(ConfigError):
+    """An option's value is outside its range or of the wrong type."""
+
+    def __init__(self, option: str, value: object, expected: str) -> None:
+        self.option, self.value, self.expected = option, value, expected
+        super().__init__(f"{option}={value!r} is not valid: expected {expected}")
+
+
+class IncompatibleVocabulary(ConfigError):
+    """A drafter's token ids do not stand for the target's tokens."""
+
+
+class MissingExtra(ConfigError, ImportError):
+    """An optional dependency is missing; names the extra that brings it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f"{what} is not installed", hint=f"pip install 'metasd-langchain[{extra}]'")
+
+
+class LoadError(MetaSDError):
+    """A model, tokenizer or checkpoint could not be loaded."""
+
+
+class UnsupportedModel(LoadError):
+    """The model has layers that packed verification cannot serve (recurrent, hybrid, encoder-decoder ...)."""
+
+
+class RequestError(MetaSDError, ValueError):
+    """The request is wrong; nothing was computed."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit the model's window.
+
+    Attributes:
+        length: tokens in the prompt.
+        limit: tokens that fit.
+    """
+
+    def __init__(self, length: int, limit: int) -> None:
+        self.length, self.limit = length, limit
+        super().__init__(
+            f"the prompt has {length} tokens, the model's window holds {limit} and must keep one for the answer",
+            hint="shorten the prompt or use a model with a longer window; nothing is cut silently",
+        )
+
+
+class UnsupportedParameter(RequestError, TypeError):
+    """A per-call option that does not exist."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        super().__init__(f"unknown option {name!r}; there are: {', '.join(sorted(known))}")
+
+
+class EngineClosed(MetaSDError, RuntimeError):
+    """The engine was closed before the answer was complete."""
+
+
+class DeadlineExceeded(MetaSDError, TimeoutError):
+    """The deadline passed.
+
+    Attributes:
+        partial: the text generated so far.
+    """
+
+    retryable = True
+
+    def __init__(self, seconds: float, partial: str) -> None:
+        self.seconds, self.partial = seconds, partial
+        super().__init__(f"no complete answer within {seconds:g} s")
+
+
+class TargetError(MetaSDError, RuntimeError):
+    """The target model's forward failed; the cause is chained."""
+
+
+class DrafterError(MetaSDError, RuntimeError):
+    """A drafter failed. The engine benches the drafter and goes on without it."""
+
+
+class BanditMemoryError(MetaSDError, RuntimeError):
+    """A stored bandit state could not be read."""

@@ -1,0 +1,158 @@
+"""Finding and loading the target: a folder, a hub id, a GGUF file, live objects or the embedded model."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from metasd_langchain.errors import BadOption, LoadError
+from metasd_langchain.models.embedded import EMBEDDED, embedded_folder
+from metasd_langchain.models.lm import CausalLM
+
+__all__ = ["Progress", "Target", "load_target", "pick_device", "pick_dtype"]
+
+logger = logging.getLogger("metasd_langchain")
+Progress = Callable[[str], None]  # told what is being waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that answers, with what is needed to talk to it.
+
+    Attributes:
+        name: how spans and metadata call it.
+        lm: packed forwards.
+        tokenizer: transformers tokenizer.
+        stop_ids: ids that end an answer: the generation config's, the model config's and the tokenizer's, joined.
+    """
+
+    name: str
+    lm: CausalLM
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as a prompt: the tokenizer's special tokens, with exactly one BOS if it uses one."""
+        with self.lock:  # a fast tokenizer cannot be borrowed twice when it changes its padding or truncation
+            ids: list[int] = list(self.tokenizer(text)["input_ids"])
+        bos = self.tokenizer.bos_token_id
+        while bos is not None and ids[:2] == [bos, bos]:
+            del ids[0]
+        return ids
+
+
+def load_target(  # noqa: PLR0913 - mirrors from_pretrained
+    model: str | Path | tuple[Any, Any],
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    compile: bool = False,
+    model_kwargs: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Target:
+    """Load the target.
+
+    Args:
+        model: folder or hub id in transformers format, a ``.gguf`` file, "gemma-3-270m" for the embedded model, or a
+            live pair ``(model, tokenizer)``, which is neither moved nor changed.
+        revision: of a hub id.
+        dtype: "auto" (bfloat16 where the device multiplies it natively, else as stored), or a torch name.
+        device: "auto", "cpu", "cuda", "cuda:1", "mps".
+        compile: hand the packed forward to ``torch.compile``.
+        model_kwargs: passed through to ``from_pretrained``, e.g. ``device_map``, ``quantization_config``.
+        progress: told in words what takes long.
+
+    Raises:
+        LoadError: nothing there, no tokenizer, a broken checkpoint. The cause is chained.
+        UnsupportedModel: see CausalLM.
+        MissingExtra: embedded model or GGUF support not installed.
+    """
+    if isinstance(model, tuple):
+        live, tokenizer = _pair(model)
+        return _target(str(getattr(live.config, "_name_or_path", "") or live.config.model_type), live, tokenizer, False, compile)
+    say = progress or logger.info
+    name, where, extra = _locate(str(model), say)
+    device = pick_device(device)
+    options = {"dtype": pick_dtype(dtype, device), **extra, **dict(model_kwargs or {})}
+    if revision:
+        options["revision"] = revision
+    say(f"loading {name}")
+    live, tokenizer = _read(where, options)
+    if "device_map" not in options and device != "cpu":
+        live = live.to(device)
+    return _target(name, live, tokenizer, True, compile)
+
+
+def pick_device(device: str) -> str:
+    """Resolve "auto" to cuda, mps or cpu, in this order of preference."""
+    if device != "auto":
+        return device
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def pick_dtype(dtype: str, device: str) -> Any:
+    """Resolve a dtype name; "auto" on a CPU is bfloat16 only where the processor multiplies it natively."""
+    if dtype == "auto":
+        if device != "cpu":
+            return "auto"
+        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise BadOption("dtype", dtype, "auto, float32, bfloat16 or float16")
+    return found
+
+
+def _pair(model: tuple[Any, Any]) -> tuple[Any, Any]:
+    try:
+        live, tokenizer = model
+        live.config, tokenizer.encode  # noqa: B018 - duck typing, once, with a clear error
+    except (TypeError, ValueError, AttributeError) as cause:
+        raise BadOption("model", type(model).__name__, "a pair (transformers model, tokenizer)") from cause
+    return live, tokenizer
+
+
+def _locate(model: str, say: Progress) -> tuple[str, str, dict[str, Any]]:
+    """Name, place for ``from_pretrained`` and extra options of a model given as text."""
+    if model == EMBEDDED:
+        return EMBEDDED, str(embedded_folder(say)), {"local_files_only": True}
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise LoadError(f"no such file: {path.name}", hint="give the path of a .gguf file")
+        return path.stem, str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
+            raise LoadError(f"the folder {path.name} holds no tokenizer", hint="save it with tokenizer.save_pretrained(folder)")
+        return path.name, str(path), {"local_files_only": True}
+    return model, model, {}
+
+
+def _read(where: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    shared = {key: options[key] for key in ("revision", "local_files_only", "gguf_file", "trust_remote_code") if key in options}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **shared)
+        live = AutoModelForCausalLM.from_pretrained(where, **options)
+    except Exception as cause:  # transformers raises many kinds, all meaning the same to our caller
+        raise LoadError(f"could not load {Path(where).name}: {type(cause).__name__}: {cause}") from cause
+    return live, tokenizer
+
+
+def _target(name: str, live: Any, tokenizer: Any, owned: bool, compile: bool) -> Target:
+    lm = CausalLM(live, owned=owned, compile=compile)
+    stops: set[int] = set()
+    generation = getattr(live, "generation_config", None)
+    for source in (getattr(generation, "eos_token_id", None), live.config.eos_token_id, tokenizer.eos_token_id):
+        stops.update([source] if isinstance(source, int) else source or ())
+    return Target(name, lm, tokenizer, frozenset(stops))

@@ -1,0 +1,183 @@
+"""One OpenTelemetry span a call. Needs the API only; without an SDK a call costs a few microseconds.
+
+The span starts and ends by hand and is never made current: answers are streamed across threads, and whoever holds a
+context open across a ``yield`` leaks it into the caller. Exception messages may hold prompt text, so an error leaves
+its class name and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+
+from metasd_langchain._version import __version__
+from metasd_langchain.telemetry import attributes
+from metasd_langchain.values import Sampling, Summary
+
+__all__ = ["CallSpan"]
+
+CAPTURE_ENV = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+ROUNDS_ENV = "METASD_TRACE_ROUNDS"
+
+_log = logging.getLogger(__name__)
+
+
+class CallSpan:
+    """The span of one prompt's answer: ``CallSpan.start(...)``, perhaps ``content(...)``, ``end(...)`` in a finally.
+
+    Methods may be called from any thread. None of them raises on account of telemetry that is absent or not sampled.
+    """
+
+    __slots__ = ("_arms", "_capture", "_content", "_once", "_span", "_started_ns", "_stream", "_tracer")
+
+    def __init__(self, span: Span, tracer: Tracer, arms: Sequence[str], *, stream: bool, capture: bool) -> None:
+        self._span, self._tracer = span, tracer
+        self._arms, self._stream, self._capture = arms, stream, capture
+        self._content: tuple[str, str] | None = None
+        self._once = threading.Lock()  # taken by the first end() and never given back
+        self._started_ns = time.time_ns()
+
+    @property
+    def captures(self) -> bool:
+        """Whether `content` would be recorded, so that nobody gathers text for nothing."""
+        return self._capture
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        operation: str,
+        model: str,
+        sampling: Sampling,
+        max_tokens: int,
+        stream: bool,
+        policy: str,
+        arms: Sequence[str],
+        run_id: object | None = None,
+        batch: tuple[int, int] | None = None,
+        capture_content: bool | None = None,
+    ) -> CallSpan:
+        """Open the span under an instrumentor's span of `run_id` if there is one, else under the current span.
+
+        Call it on the caller's thread, or in a copy of the caller's context.
+
+        Args:
+            operation: "text_completion" or "chat".
+            model: name of the target model.
+            sampling: how tokens are drawn.
+            max_tokens: most tokens of the answer.
+            stream: whether the caller sees the answer piece by piece.
+            policy: name of the bandit's policy.
+            arms: names of the arms on offer.
+            run_id: LangChain's id of the run.
+            batch: index of the prompt in its batch and the batch's size.
+            capture_content: whether prompt and answer go on the span; None asks the environment, now.
+        """
+        parent = _instrumentor_span(run_id)
+        tracer = trace.get_tracer("metasd_langchain", __version__)
+        span = tracer.start_span(
+            f"{operation} {model}",
+            context=None if parent is None else trace.set_span_in_context(parent),
+            kind=SpanKind.INTERNAL,  # the model runs in this process
+            attributes=attributes.identity(operation, model),
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        recording = span.is_recording()
+        capture = recording and (_capture_by_environment() if capture_content is None else capture_content)
+        if recording:
+            # a backend adds up the tokens of LLM spans, so under an instrumentor's LLM span ours must not be one
+            kind = "LLM" if parent is None else "CHAIN"
+            span.set_attributes(attributes.request(sampling, max_tokens, stream, policy, kind, batch))
+            span.set_attribute("gen_ai.response.model", model)
+            span.set_attribute("gen_ai.response.id", f"metasd-{span.get_span_context().span_id:016x}")
+        return cls(span, tracer, arms, stream=stream, capture=capture)
+
+    def content(self, prompt: str, answer: str) -> None:
+        """Offer prompt and answer; forgotten at once unless content is captured. The last offer counts."""
+        if self._capture:
+            self._content = (prompt, answer)
+
+    def end(self, summary: Summary | None, *, error: BaseException | None = None, cancelled: bool = False) -> None:
+        """Write what is known and end the span. Only the first call counts.
+
+        Args:
+            summary: the call in numbers, or None when it has none (it failed before its first round).
+            error: what the caller will see raised. A closed generator or cancelled task is no error but a cancellation.
+            cancelled: whether the caller gave up.
+        """
+        if not self._once.acquire(blocking=False):
+            return
+        if self._span.is_recording():
+            if isinstance(error, GeneratorExit | asyncio.CancelledError):
+                error, cancelled = None, True
+            try:
+                self._write(summary, error, cancelled)
+            except Exception as failure:  # noqa: BLE001  an answer is not lost because its span cannot be written
+                _log.warning("span left incomplete: %s", type(failure).__name__)
+        self._span.end()
+
+    def _write(self, summary: Summary | None, error: BaseException | None, cancelled: bool) -> None:
+        span = self._span
+        if error is not None:  # first, so that no later trouble hides it
+            name = type(error).__qualname__
+            span.set_attribute("error.type", name)
+            span.set_status(Status(StatusCode.ERROR, name))
+        if summary is not None:
+            detail = attributes.round_detail(os.environ.get(ROUNDS_ENV, ""))
+            span.set_attributes(attributes.summary_attributes(summary, self._arms, detail))
+            if self._stream and summary.rounds:
+                span.set_attribute("gen_ai.response.time_to_first_chunk", summary.first_token_s)
+            self._write_rounds(summary, detail)
+        if cancelled or (summary is not None and summary.finish_reason == "cancelled"):
+            span.set_attribute("metasd.cancelled", True)
+            span.set_attribute("gen_ai.response.finish_reasons", ["cancelled"])
+        if self._content is not None:
+            reason = "cancelled" if cancelled else "error" if summary is None else summary.finish_reason
+            span.set_attributes(attributes.content(*self._content, reason))
+
+    def _write_rounds(self, summary: Summary, detail: attributes.RoundDetail) -> None:
+        """Events or child spans; both are for debugging, arrays are the default."""
+        if detail not in {"events", "spans"}:
+            return
+        rounds = summary.rounds
+        kept = attributes.keep(len(rounds), attributes.EVENTS_CAP if detail == "events" else attributes.ROUNDS_CAP)
+        self._span.set_attribute("metasd.rounds.truncated", len(kept) < len(rounds))
+        times = attributes.round_times(summary)
+        under = trace.set_span_in_context(self._span)
+        for index in kept:
+            start, end = (self._started_ns + int(seconds * 1e9) for seconds in times[index])
+            about = attributes.round_attributes(index, rounds[index])
+            if detail == "events":
+                self._span.add_event("metasd.round", about, timestamp=end)
+                continue
+            about["openinference.span.kind"] = "CHAIN"
+            self._tracer.start_span("metasd.round", under, attributes=about, start_time=start).end(end)
+
+
+def _instrumentor_span(run_id: object | None) -> Span | None:
+    """OpenInference's span of a LangChain run. It is never made current, so it must be asked for."""
+    module = sys.modules.get("openinference.instrumentation.langchain")
+    if run_id is None or module is None:
+        return None
+    try:
+        instrumentor = module.LangChainInstrumentor()
+        if not instrumentor.is_instrumented_by_opentelemetry:  # imported only; get_span would complain on stderr
+            return None
+        span = instrumentor.get_span(run_id)
+    except Exception:  # noqa: BLE001  not ours, and no reason to fail
+        return None
+    return span if isinstance(span, Span) and span.get_span_context().is_valid else None
+
+
+def _capture_by_environment() -> bool:
+    """Whether the conventions' variable asks for content on spans. We emit no log events, so EVENT_ONLY means no."""
+    return os.environ.get(CAPTURE_ENV, "").strip().upper() in {"SPAN_ONLY", "SPAN_AND_EVENT", "TRUE"}

@@ -1,0 +1,38 @@
+"""What all tests share: a fixed environment without network, and a place where spans land."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+# Some libraries read these when they are first imported, so a fixture would come too late.
+for _name in list(os.environ):
+    if _name.startswith(("OTEL_", "LANGCHAIN_", "LANGSMITH_")) or _name in {"METASD_MODEL", "METASD_TRACE_ROUNDS"}:
+        del os.environ[_name]
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", LANGSMITH_TRACING="false")
+
+hypothesis.settings.register_profile("local", deadline=None)  # two shared cores: a deadline would test the machine
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """The test's finished spans. Elsewhere no tracer provider is set, so spans cost nothing and go nowhere."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    # the real setter works once a process
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    return exporter
