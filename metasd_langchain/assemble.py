@@ -110,7 +110,7 @@ _latest: list[Engine] = []  # the one used last stays, so that a re-built model 
 _lock = threading.Lock()
 
 
-def shared_engine(  # noqa: PLR0913 - mirrors load_target
+def shared_engine(
     model: Any,
     *,
     revision: str | None = None,
@@ -134,7 +134,13 @@ def shared_engine(  # noqa: PLR0913 - mirrors load_target
         engine = _engines.get(key)
         if engine is None or engine.closed:
             target = load_target(
-                model, revision=revision, dtype=dtype, device=device, compile=compile, model_kwargs=kwargs, progress=progress
+                model,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                compile=compile,
+                model_kwargs=kwargs,
+                progress=progress,
             )
             engine = _engines[key] = Engine(target)
         _latest[:] = [engine]

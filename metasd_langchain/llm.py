@@ -64,8 +64,8 @@ class MetaSDLLM(BaseLLM):
     model_config = ConfigDict(protected_namespaces=(), arbitrary_types_allowed=True)
 
     model: Any = None
-    """Folder, hub id, ``.gguf`` file, "gemma-3-270m" (embedded), or a live ``(model, tokenizer)``. None: the environment
-    variable METASD_MODEL, else the embedded model."""
+    """Folder, hub id, ``.gguf`` file, "gemma-3-270m" (embedded), or a live ``(model, tokenizer)``. None: what the
+    environment variable METASD_MODEL names, else the embedded model."""
     revision: str | None = None
     """Revision of a hub id."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -87,7 +87,7 @@ class MetaSDLLM(BaseLLM):
     memory: str = "process"
     """"process": each pipeline step goes on learning; "request": every call starts fresh."""
     memory_key: str | None = None
-    """Name of the pipeline step. None: the LangGraph node, the run's name, or the step's tags and the prompt's start."""
+    """Name of the pipeline step. None: the LangGraph node, the run's name, or step tags and the prompt's start."""
     scope: str | None = None
     """Who may share text indexes and bandit memory. None: this object and its copies."""
 
@@ -183,7 +183,9 @@ class MetaSDLLM(BaseLLM):
     # LangChain's cache key, traces and metadata are made from an object's fields. So options of a call become fields of
     # a copy (which shares the engine) before LangChain's own code runs.
 
-    def generate(self, prompts: list[str], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any) -> LLMResult:
+    def generate(
+        self, prompts: list[str], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
+    ) -> LLMResult:
         """Answers to several prompts; they run side by side in the engine."""
         bound, rest = self._bound(kwargs)
         return BaseLLM.generate(bound, prompts, stop, callbacks, **rest)
@@ -196,14 +198,24 @@ class MetaSDLLM(BaseLLM):
         return await BaseLLM.agenerate(bound, prompts, stop, callbacks, **rest)
 
     def stream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, *, stop: list[str] | None = None, **kwargs: Any
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
     ) -> Iterator[str]:
         """Text as it becomes final."""
         bound, rest = self._bound(kwargs, config)
         return BaseLLM.stream(bound, input, config, stop=stop, **rest)
 
     def astream(
-        self, input: LanguageModelInput, config: RunnableConfig | None = None, *, stop: list[str] | None = None, **kwargs: Any
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
     ) -> AsyncIterator[str]:
         """Text as it becomes final; a cancelled task stops the engine."""
         bound, rest = self._bound(kwargs, config)
@@ -224,7 +236,7 @@ class MetaSDLLM(BaseLLM):
         bound, rest = self._bound(options)
         if rest:
             raise UnsupportedParameter(next(iter(rest)), _PER_CALL)
-        return bound._start(prompt, stop, None, stream=True)
+        return bound._start(prompt, stop, None, stream=True)  # noqa: SLF001 - a copy of self
 
     def forget(self) -> None:
         """Drop shared text indexes and what the bandit learned, as if the object were new."""
@@ -245,7 +257,7 @@ class MetaSDLLM(BaseLLM):
         answers: list[list[Step]] = []
         try:
             for prompt in prompts:
-                runs.append(self._start(prompt, stop, run_manager, stream=False))
+                runs.append(self._start(prompt, stop, run_manager, stream=False))  # noqa: PERF401 - closed if one fails
             answers = [list(started) for started in runs]
         finally:
             for started in runs[len(answers) :]:
@@ -270,7 +282,11 @@ class MetaSDLLM(BaseLLM):
                 task.cancel()
 
     def _stream(
-        self, prompt: str, stop: list[str] | None = None, run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
         steps = self._start(prompt, stop, run_manager, stream=True)
         try:
@@ -284,7 +300,11 @@ class MetaSDLLM(BaseLLM):
             steps.close()
 
     async def _astream(
-        self, prompt: str, stop: list[str] | None = None, run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
         steps = self._start_async(prompt, stop, run_manager, stream=True)
         try:
@@ -332,7 +352,12 @@ class MetaSDLLM(BaseLLM):
 
     def _pool(self) -> Pool:
         arms = self._arms
-        key = (tuple(arm if isinstance(arm, str) else id(arm) for arm in arms), _key(self.policy), _key(self.reward), self.memory)
+        key = (
+            tuple(arm if isinstance(arm, str) else id(arm) for arm in arms),
+            _key(self.policy),
+            _key(self.reward),
+            self.memory,
+        )
         return self._shared.pool(key, lambda: make_pool(arms, self.policy, self.reward, memory=self.memory))
 
     def _load(self) -> Engine:
@@ -361,10 +386,14 @@ class MetaSDLLM(BaseLLM):
                 ) from error
             raise
 
-    def _bound(self, kwargs: Mapping[str, Any], config: RunnableConfig | None = None) -> tuple[MetaSDLLM, dict[str, Any]]:
+    def _bound(
+        self, kwargs: Mapping[str, Any], config: RunnableConfig | None = None
+    ) -> tuple[MetaSDLLM, dict[str, Any]]:
         """A copy of self with a call's options as fields, and the arguments that are LangChain's own."""
         named = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
-        rest: dict[str, Any] = {name: named.pop(name) for name in ("tags", "metadata", "run_name", "run_id") if name in named}
+        rest: dict[str, Any] = {
+            name: named.pop(name) for name in ("tags", "metadata", "run_name", "run_id") if name in named
+        }
         for name in named:
             if name not in _PER_CALL:
                 raise UnsupportedParameter(name, _PER_CALL)
@@ -373,9 +402,9 @@ class MetaSDLLM(BaseLLM):
             return self, rest
         bound = self.model_copy(update=named)
         bound.__dict__.pop("_serialized", None)  # LangChain memoises it, and a copy's options differ
-        bound._run_name = run_name if isinstance(run_name, str) else None
+        bound._run_name = run_name if isinstance(run_name, str) else None  # noqa: SLF001
         if named:
-            bound._check()
+            bound._check()  # noqa: SLF001
         return bound, rest
 
     def _request(self, engine: Engine, prompt: str, stop: list[str] | None, run_manager: Any) -> Request:

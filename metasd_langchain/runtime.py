@@ -86,7 +86,9 @@ def run(engine: Engine, request: Request, pool: Pool, span: CallSpan, prompt: st
         raise
 
 
-async def run_async(engine: Engine, request: Request, pool: Pool, span: CallSpan, prompt: str) -> AsyncGenerator[Step, None]:
+async def run_async(
+    engine: Engine, request: Request, pool: Pool, span: CallSpan, prompt: str
+) -> AsyncGenerator[Step, None]:
     """Steps of a call without blocking the event loop; a cancelled task or a closed iterator cancels the request."""
     loop = asyncio.get_running_loop()
     messages: asyncio.Queue[Step | Failure] = asyncio.Queue()
@@ -127,6 +129,7 @@ def arms_played(rounds: tuple[RoundRecord, ...]) -> dict[str, dict[str, int]]:
 def finish_info(model: str, summary: Summary) -> dict[str, Any]:
     """What a caller learns about a finished call: usage, finish reason, and how the engine got there."""
     rounds = len(summary.rounds)
+    accepted = sum(record.accepted for record in summary.rounds)
     usage: Mapping[str, int] = {
         "prompt_tokens": summary.prompt_tokens,
         "completion_tokens": summary.completion_tokens,
@@ -141,12 +144,10 @@ def finish_info(model: str, summary: Summary) -> dict[str, Any]:
             "step": summary.step,
             "rounds": rounds,
             "drafted": sum(record.drafted for record in summary.rounds),
-            "accepted": sum(record.accepted for record in summary.rounds),
-            "accepted_length": summary.completion_tokens / rounds if rounds else 0.0,
+            "accepted": accepted,
+            "accepted_length": 1 + accepted / rounds if rounds else 0.0,  # 1 for the token the target adds each round
             "arms": arms_played(summary.rounds),
             "first_token_s": summary.first_token_s,
             "total_s": summary.total_s,
         },
     }
-
-

@@ -213,7 +213,9 @@ class Sampling:
         _number("temperature", self.temperature, 0.0, 1e4, "a finite number of at least 0")
         if self.top_p is not None:
             _number("top_p", self.top_p, 1e-9, 1.0, "a number in (0, 1]")
-        if self.top_k is not None and (isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0):
+        if self.top_k is not None and (
+            isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0
+        ):
             raise BadOption("top_k", self.top_k, "a whole number of at least 0")
         if self.min_p is not None:
             _number("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")

@@ -1,4 +1,4 @@
-"""Token recycling drafted as a tree: `recycling` with ``shape="tree"``, under a name of its own so that arms can say it."""
+"""Token recycling drafted as a tree: `recycling` with ``shape="tree"``, under a name that arms can say."""
 
 from __future__ import annotations
 

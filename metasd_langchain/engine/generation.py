@@ -186,9 +186,7 @@ class Generation:
             )
         )
 
-    def _learn(
-        self, feed: Feed, forward: Forward, verdict: Verdict, taken: Taken, agreed: tuple[float, ...]
-    ) -> None:
+    def _learn(self, feed: Feed, forward: Forward, verdict: Verdict, taken: Taken, agreed: tuple[float, ...]) -> None:
         if self._choice is None:
             return
         reading = len(feed.pending) > 1  # a prompt's forward says nothing about the cost of a round

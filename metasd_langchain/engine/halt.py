@@ -1,4 +1,4 @@
-"""When an answer ends: stop ids, stop strings and the cap, decided in one place, token by token, before anyone learns."""
+"""When an answer ends: stop ids, stop strings and the cap, decided in one place before anyone learns."""
 
 from __future__ import annotations
 

@@ -242,16 +242,17 @@ class _Loop:
     def _score_singly(self, planned: list[tuple[Ticket, Generation, Feed]], error: Exception) -> None:
         """A forward failed: find the row it failed for, so that the others go on."""
         for ticket, generation, feed in planned:
-            try:
-                if len(planned) == 1:
-                    raise error
-                forward = self._score([feed])
-            except Exception as cause:
-                failure = TargetError(f"the target's forward failed: {type(cause).__name__}")
-                failure.__cause__ = cause
-                self._abort(ticket, generation, failure)
-                continue
-            self._settle(ticket, generation, feed, forward, 0)
+            if len(planned) > 1:
+                try:
+                    forward = self._score([feed])
+                except Exception as cause:
+                    error = cause
+                else:
+                    self._settle(ticket, generation, feed, forward, 0)
+                    continue
+            failure = TargetError(f"the target's forward failed: {type(error).__name__}")
+            failure.__cause__ = error
+            self._abort(ticket, generation, failure)
 
     def _settle(self, ticket: Ticket, generation: Generation, feed: Feed, forward: Forward, start: int) -> None:
         try:

@@ -117,8 +117,7 @@ class TargetRows:
 
     def token(self, row: int, position: int, draws: Draws) -> int:
         """The target's token after a row, at a position of the answer."""
-        if self._sampling.greedy:
-            assert self.candidates is not None  # set by the constructor when greedy
+        if self._sampling.greedy and self.candidates is not None:
             return int(self.candidates[self._origin + row, 0])
         head = self._head(row)
         if head.mass < 1.0 and draws.uniform(position, Draws.SPLIT) >= head.mass:

@@ -91,7 +91,9 @@ def agreement(draft: Draft, rows: TargetRows) -> tuple[float, ...]:
     at = [draft.parents[node] + 1 for node in range(len(draft))]
     if draft.q is None:
         return tuple(rows.probability(row, token) for row, token in zip(at, draft.tokens, strict=True))
-    return tuple(1.0 - 0.5 * float((rows.soft(row) - draft.q[node].double().cpu()).abs().sum()) for node, row in enumerate(at))
+    return tuple(
+        1.0 - 0.5 * float((rows.soft(row) - draft.q[node].double().cpu()).abs().sum()) for node, row in enumerate(at)
+    )
 
 
 def _children(draft: Draft) -> dict[int, list[int]]:

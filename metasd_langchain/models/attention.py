@@ -112,7 +112,14 @@ class PackedRows:
         return (query if isinstance(query, int) else len(query)), 0
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
     ) -> Tensor:
         """Store the new keys and values, attend row by row.
 

@@ -92,7 +92,9 @@ class CausalLM:
         try:
             self._probe()
         except (RuntimeError, TypeError, AttributeError, KeyError, IndexError, ValueError) as cause:
-            raise UnsupportedModel(f"{self.config.model_type}: a packed forward fails ({type(cause).__name__})") from cause
+            raise UnsupportedModel(
+                f"{self.config.model_type}: a packed forward fails ({type(cause).__name__})"
+            ) from cause
 
     def score(self, feeds: Sequence[Feed], hidden_layers: Sequence[int] = ()) -> Scores:
         """One forward over all feeds. Slots keep their length until ``keep``."""
@@ -173,13 +175,16 @@ def _refuse(model: nn.Module, config: Any) -> None:
 
 def _scaling(config: Any) -> str:
     parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [entry.get("rope_type", "default") for entry in (parameters, *parameters.values()) if isinstance(entry, dict)]
+    kinds = [
+        entry.get("rope_type", "default") for entry in (parameters, *parameters.values()) if isinstance(entry, dict)
+    ]
     return next((kind for kind in kinds if kind in ("dynamic", "longrope")), "default")
 
 
 def _window(config: Any) -> int:
     """Tokens of prompt and answer together. With longrope the part below the switch of its factors: past it every
-    cached key would have to be computed anew."""
+    cached key would have to be computed anew.
+    """
     window = int(config.max_position_embeddings)
     if _scaling(config) == "longrope":
         parameters = getattr(config, "rope_parameters", None) or {}

@@ -48,7 +48,7 @@ class Target:
         return ids
 
 
-def load_target(  # noqa: PLR0913 - mirrors from_pretrained
+def load_target(
     model: str | Path | tuple[Any, Any],
     *,
     revision: str | None = None,
@@ -77,7 +77,9 @@ def load_target(  # noqa: PLR0913 - mirrors from_pretrained
     """
     if isinstance(model, tuple):
         live, tokenizer = _pair(model)
-        return _target(str(getattr(live.config, "_name_or_path", "") or live.config.model_type), live, tokenizer, False, compile)
+        return _target(
+            str(getattr(live.config, "_name_or_path", "") or live.config.model_type), live, tokenizer, False, compile
+        )
     say = progress or logger.info
     name, where, extra = _locate(str(model), say)
     device = pick_device(device)
@@ -132,7 +134,9 @@ def _locate(model: str, say: Progress) -> tuple[str, str, dict[str, Any]]:
         return path.stem, str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
-            raise LoadError(f"the folder {path.name} holds no tokenizer", hint="save it with tokenizer.save_pretrained(folder)")
+            raise LoadError(
+                f"the folder {path.name} holds no tokenizer", hint="save it with tokenizer.save_pretrained(folder)"
+            )
         return path.name, str(path), {"local_files_only": True}
     return model, model, {}
 
@@ -140,7 +144,11 @@ def _locate(model: str, say: Progress) -> tuple[str, str, dict[str, Any]]:
 def _read(where: str, options: dict[str, Any]) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    shared = {key: options[key] for key in ("revision", "local_files_only", "gguf_file", "trust_remote_code") if key in options}
+    shared = {
+        key: options[key]
+        for key in ("revision", "local_files_only", "gguf_file", "trust_remote_code")
+        if key in options
+    }
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **shared)
         live = AutoModelForCausalLM.from_pretrained(where, **options)

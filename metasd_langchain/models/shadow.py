@@ -1,5 +1,6 @@
 """A second module tree over the same parameters, so that the engine can change attention and linear layers of a model
-that somebody else goes on using."""
+that somebody else goes on using.
+"""
 
 from __future__ import annotations
 

@@ -57,14 +57,15 @@ def tiny_model(family: str = "gemma3", seed: int = 0, **changes: Any) -> Any:
     config = getattr(transformers, config_name)(**{**_SHAPE, **own, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, model_name)(config).eval()
-    return model
+        return getattr(transformers, model_name)(config).eval()
 
 
 def tiny_tokenizer() -> Any:
     """A tokenizer shaped like Gemma's: pieces with byte fallback, a BOS in front, spaces as U+2581; 512 ids."""
     specials = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    pieces = specials + [f"<0x{byte:02X}>" for byte in range(256)] + ["\u2581"] + [chr(c) for c in range(33, 127)] + ["\n"]
+    pieces = (
+        specials + [f"<0x{byte:02X}>" for byte in range(256)] + ["\u2581"] + [chr(c) for c in range(33, 127)] + ["\n"]
+    )
     merges: list[tuple[str, str]] = []
     for left in "tahieo\u2581snr":
         for right in "hneraosti dlu":

@@ -1,4 +1,4 @@
-"""The promise: whatever is drafted, by whom, how it is chosen and batched, the answer's ids are those of plain decoding."""
+"""The promise: whatever is drafted, however it is chosen and batched, the ids are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -166,16 +166,16 @@ def test_a_perfect_draft_is_accepted_whole_and_a_hostile_one_never(engine: Engin
     truth, prompt = truths["greedy"], prompts()[3]
     good = list(engine.generate(Request(prompt, max_tokens=COUNT), make_pool([(PerfectDrafter(truth), 4)], "fixed")))
     assert [len(step.tokens) for step in good] == [5, 5, 5, 5]
-    bad = list(engine.generate(Request(prompt, max_tokens=COUNT), make_pool([(HostileDrafter(512, truth), 1)], "fixed")))
+    bad = list(
+        engine.generate(Request(prompt, max_tokens=COUNT), make_pool([(HostileDrafter(512, truth), 1)], "fixed"))
+    )
     assert [step.accepted for step in bad] == [0] * COUNT
 
 
 def test_the_global_generators_are_left_alone(engine: Engine) -> None:
-    state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()
+    state, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 - the one not to touch
     python = random.getstate()
     list(engine.generate(Request((5, 6), Sampling(1.0), max_tokens=5), make_pool(["lookup", "plain"], "random")))
     assert torch.equal(state, torch.get_rng_state())
-    assert (legacy == np.random.get_state()[1]).all()
+    assert (legacy == np.random.get_state()[1]).all()  # noqa: NPY002
     assert python == random.getstate()
-
-

@@ -45,10 +45,12 @@ def test_rows_of_different_length_and_shape_match_a_cache_free_forward(family: s
         for feed, tokens, draft, start in zip(feeds, history, drafts, scores.starts, strict=True):
             for node in range(-1, len(draft)):
                 path = [draft.tokens[i] for i in ancestors(draft, node)]
-                worst = max(worst, float((scores.logits[start + node + 1] - plain_logits(model, tokens + path)).abs().max()))
+                worst = max(
+                    worst, float((scores.logits[start + node + 1] - plain_logits(model, tokens + path)).abs().max())
+                )
             kept = ancestors(draft, rng.randrange(-1, len(draft))) if len(draft) else []
             lm.keep(feed, kept)
-            tokens += [draft.tokens[i] for i in kept] + [rng.randrange(4, 500)]
+            tokens.extend([draft.tokens[i] for i in kept] + [rng.randrange(4, 500)])
     assert worst < 2e-5
 
 
@@ -67,7 +69,9 @@ def test_a_prompt_read_in_pieces_gives_the_same_logits() -> None:
 def test_a_long_prompt_takes_the_fused_kernel_and_agrees() -> None:
     model = tiny_model("mistral", sliding_window=50)
     tokens = [4 + (7 * i) % 500 for i in range(200)]
-    assert torch.allclose(CausalLM(model).score([Feed(Slot(), tuple(tokens))]).logits[0], plain_logits(model, tokens), atol=2e-5)
+    assert torch.allclose(
+        CausalLM(model).score([Feed(Slot(), tuple(tokens))]).logits[0], plain_logits(model, tokens), atol=2e-5
+    )
 
 
 def test_the_callers_model_goes_on_working_untouched() -> None:
@@ -109,13 +113,23 @@ def test_half_precision_linears_are_laid_out_anew_only_when_the_model_is_ours() 
         ("MambaConfig", "MambaForCausalLM", {}),
         ("Lfm2Config", "Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2}),
         ("T5Config", "T5ForConditionalGeneration", {}),
-        ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+        (
+            "LlamaConfig",
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        ),
     ],
 )
 def test_models_that_cannot_be_rewound_are_refused(config: str, model: str, more: dict[str, object]) -> None:
     import transformers
 
-    small = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    small = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+    }
     small.update(more)
     built = getattr(transformers, model)(getattr(transformers, config)(**small))
     with pytest.raises(UnsupportedModel):
