@@ -15,6 +15,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from metasd_langchain.bandits import Policy
@@ -133,7 +135,8 @@ def shared_engine(
     with _lock:
         engine = _engines.get(key)
         if engine is None or engine.closed:
-            target = load_target(
+            load = partial(
+                load_target,
                 model,
                 revision=revision,
                 dtype=dtype,
@@ -142,6 +145,9 @@ def shared_engine(
                 model_kwargs=kwargs,
                 progress=progress,
             )
+            # On a thread that ends: the OpenMP team it leaves behind ends with it (see models/threads.py).
+            with ThreadPoolExecutor(1, "metasd-load") as thread:
+                target = thread.submit(load).result()
             engine = _engines[key] = Engine(target)
         _latest[:] = [engine]
         return engine

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 for _name in list(os.environ):
     if _name.startswith(("OTEL_", "LANGCHAIN_", "LANGSMITH_")) or _name in {"METASD_MODEL", "METASD_TRACE_ROUNDS"}:
         del os.environ[_name]
+# Tiny models gain nothing from threads, and spinning teams of several processes stall each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", LANGSMITH_TRACING="false")
 
 hypothesis.settings.register_profile("local", deadline=None)  # two shared cores: a deadline would test the machine

@@ -1,1 +1,119 @@
-""""""
+"""The ``metasd`` command. Signatures live here and are light; what a command does is imported when it runs."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from metasd_langchain._version import __version__
+from metasd_langchain.errors import ConfigError, MetaSDError, RequestError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="metasd",
+    help="Lossless, adaptive speculative decoding for LangChain.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str | None,
+    typer.Option(help="Folder, hub id or .gguf file. Default: METASD_MODEL, else the embedded gemma-3-270m."),
+]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    from metasd_langchain.cli.screen import quieten
+
+    quieten()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of the libraries; our own messages do not go this way
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(f"metasd-langchain {__version__}")
+        raise typer.Exit
+
+
+@app.command("demo")
+def _demo(
+    file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, readable=True, help="Text or Markdown file to ask.")
+    ] = None,
+    question: Annotated[str | None, typer.Option(help="What to ask about the document.")] = None,
+    svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Save the screen as a picture.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of each answer.")] = 96,
+    model: Model = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Run a LangChain pipeline over a document: who drafted which token, and how much faster than plain decoding."""
+    with _errors_shown():
+        from metasd_langchain.cli.demo import run
+
+        run(file=file, question=question, svg=svg, max_tokens=max_tokens, model=model, dtype=dtype)
+
+
+@app.command("generate")
+def _generate(
+    prompt: Annotated[str, typer.Argument(help='Text to go on from; "-" reads it from standard input.')],
+    *,
+    model: Model = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
+    drafters: Annotated[str | None, typer.Option(help="Arms, e.g. suffix@16,lookup,plain.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Bandit policy, e.g. ucb.")] = None,
+    dtype: Dtype = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Say on standard error who drafted what.")] = False,
+) -> None:
+    """Go on from a prompt; text appears as it becomes final, coloured by the drafter that proposed it."""
+    options: dict[str, object] = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": stop or None,
+        "dtype": dtype,
+    }
+    if drafters is not None:
+        options["drafters"] = [name.strip() for name in drafters.split(",") if name.strip()]
+    if policy is not None:
+        options["policy"] = policy
+    with _errors_shown():
+        from metasd_langchain.cli.generate import run
+
+        run(prompt, options, as_json=as_json, stats=stats)
+
+
+@contextmanager
+def _errors_shown() -> Iterator[None]:
+    """An error of ours is a line and a hint on stderr, not a traceback: exit code 2 for what the user gave, else 1."""
+    try:
+        yield
+    except MetaSDError as error:
+        from metasd_langchain.cli.screen import show_error
+
+        show_error(error)
+        raise typer.Exit(2 if isinstance(error, ConfigError | RequestError) else 1) from None

@@ -45,7 +45,10 @@ class Draws:
     SPLIT, TAIL, RESIDUAL, ACCEPT = 1, 2, 3, 4
 
     def __init__(self, seed: int, completion: int = 0) -> None:
-        self._key = _mix(_mix(seed & _MASK) ^ _mix((completion ^ (seed >> 64)) & _MASK))
+        key = 0
+        for part in (seed, seed >> 64, completion):  # nested, so that swapped or equal parts do not cancel
+            key = _mix(key ^ _mix(part & _MASK))
+        self._key = key
 
     def _at(self, position: int, stream: int) -> int:
         return _mix(self._key ^ _mix(((position << 8) | stream) & _MASK))
@@ -53,12 +56,12 @@ class Draws:
     def uniform(self, position: int, stream: int, trial: int = 0) -> float:
         """A number in (0, 1) for a position of the answer."""
         z = _mix(self._at(position, stream) ^ _mix(trial & _MASK))
-        return ((z >> 11) + 0.5) / (1 << 53)
+        return ((z >> 12) + 0.5) / (1 << 52)  # 52 bits: with 53 the largest would round to 1
 
     def gumbel(self, position: int, tokens: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
         """Standard Gumbel noise of the given tokens at a position: ``-log(-log(u))``."""
         ids = np.asarray(tokens, dtype=np.uint64)
         z = _mix_array(_mix_array(ids) ^ np.uint64(self._at(position, 0)))
-        u = ((z >> np.uint64(11)).astype(np.float64) + 0.5) / (1 << 53)
+        u = ((z >> np.uint64(12)).astype(np.float64) + 0.5) / (1 << 52)
         noise: NDArray[np.float64] = -np.log(-np.log(u))
         return noise

@@ -29,6 +29,7 @@ from metasd_langchain.errors import BadOption, EngineClosed, PromptTooLong, Targ
 from metasd_langchain.events import CallEnded, CallStarted, Event, Observer, RoundPlayed
 from metasd_langchain.models.lm import Feed
 from metasd_langchain.models.load import Target
+from metasd_langchain.models.threads import release_team
 from metasd_langchain.values import Request, Step, Summary
 
 __all__ = ["Engine"]
@@ -63,6 +64,7 @@ class Engine:
             EngineClosed: after `close`.
         """
         self.check(request)
+        release_team()  # the caller's, e.g. left by an embedding model: idle now, and in the way
         ticket = Ticket(request, pool, sink)
         self._loop.add(ticket)
         return ticket
@@ -167,6 +169,8 @@ class _Loop:
     def _run(self) -> None:
         while True:
             with self._wake:
+                if not (self.closed or self._waiting or self._live):
+                    release_team()  # an idle team here would slow the application's own torch operations down
                 while not (self.closed or self._waiting or self._live):
                     self._wake.wait()
                 if self.closed:
@@ -318,4 +322,5 @@ def _in_child() -> None:
 
 atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    # GNU's OpenMP hangs in a child whose parent thread held a team
+    os.register_at_fork(before=release_team, after_in_child=_in_child)

@@ -22,8 +22,11 @@ class Detokenizer:
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         unknown = tokenizer.unk_token_id
         ids = tokenizer.convert_tokens_to_ids(names)
-        # Byte-fallback tokens: a run of them is decoded as a whole, so text inside a run may still change.
-        self.byte_ids = frozenset(i for i in ids if i is not None and i != unknown)
+        # Byte-fallback tokens: a run of them is decoded as a whole, so text inside a run may still change. Special
+        # tokens are left out before decoding, so they do not end a run, nor are they context for a leading space.
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+        self.byte_ids = frozenset(i for i in ids if i is not None and i != unknown) | special
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out, spaces as they are."""
@@ -38,7 +41,7 @@ class TextStream:
 
     Args:
         decode: ids to text.
-        byte_ids: tokens that stand for one byte each.
+        byte_ids: tokens after which text may still change, see Detokenizer.
         stop: strings that end the answer; empty ones are ignored.
     """
 
@@ -60,7 +63,7 @@ class TextStream:
         incomplete = text.endswith("\ufffd")
         new = text[len(self._before) :]
         if incomplete or token in self._byte_ids:
-            if not incomplete and self._stop and self._ends_in_stop(new):
+            if self._stop and self._ends_in_stop(new.rstrip("\ufffd")):
                 return self._release(new, drafted)
             return []
         self._advance()

@@ -16,7 +16,7 @@ from metasd_langchain.values import Draft, Verdict, VerifyMode
 
 __all__ = ["VERIFIERS", "agreement", "verify_invariant", "verify_rejection"]
 
-_AHEAD = 4  # rows of a chain processed together when sampling: most chains end within a few tokens
+_AHEAD = 2  # rows of a chain processed together at first when sampling, then twice as many: most end early
 
 
 def verify_invariant(draft: Draft, rows: TargetRows, draws: Draws, position: int) -> Verdict:
@@ -35,10 +35,11 @@ def verify_invariant(draft: Draft, rows: TargetRows, draws: Draws, position: int
     chain = draft.is_chain
     path: list[int] = []
     tokens: list[int] = []
-    node = -1
+    node, ready, ahead = -1, 0, _AHEAD
     while True:
-        if chain and len(path) % _AHEAD == 0:
-            rows.prepare(list(range(node + 1, min(node + 1 + _AHEAD, len(draft) + 1))))
+        if chain and node + 1 == ready:
+            ready, ahead = min(ready + ahead, len(draft) + 1), 2 * ahead
+            rows.prepare(list(range(node + 1, ready)))
         token = rows.token(node + 1, position + len(path), draws)
         tokens.append(token)
         node = next((child for child in children.get(node, ()) if draft.tokens[child] == token), -1)
@@ -72,8 +73,10 @@ def verify_rejection(draft: Draft, rows: TargetRows, draws: Draws, position: int
             if draws.uniform(at, Draws.ACCEPT, trial) * float(q[x]) < float(p[x]):
                 taken = child
                 break
-            p = (p - q).clamp_min_(0.0)
-            p /= p.sum()
+            residual = (p - q).clamp_min_(0.0)
+            mass = float(residual.sum())
+            if mass > 0.0:  # else p and q are the same but for rounding
+                p = residual / mass
         if taken < 0:
             tokens.append(_inverse(p, draws.uniform(at, Draws.RESIDUAL)))
             return Verdict(tuple(path), tuple(tokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ class Target:
         lm: packed forwards.
         tokenizer: transformers tokenizer.
         stop_ids: ids that end an answer: the generation config's, the model config's and the tokenizer's, joined.
+        source: the live pair it was made from, if it was.
     """
 
     name: str
     lm: CausalLM
     tokenizer: Any
     stop_ids: frozenset[int]
+    source: object = field(default=None, repr=False)  # a live pair stays alive, so that its id names nothing else
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def encode(self, text: str) -> list[int]:
@@ -77,9 +79,8 @@ def load_target(
     """
     if isinstance(model, tuple):
         live, tokenizer = _pair(model)
-        return _target(
-            str(getattr(live.config, "_name_or_path", "") or live.config.model_type), live, tokenizer, False, compile
-        )
+        name = str(getattr(live.config, "_name_or_path", "") or live.config.model_type)
+        return replace(_target(name, live, tokenizer, False, compile), source=model)
     say = progress or logger.info
     name, where, extra = _locate(str(model), say)
     device = pick_device(device)

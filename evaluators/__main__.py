@@ -1,0 +1,38 @@
+"""``python -m evaluators speed | cost | hostile | spans``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from evaluators.errors import EvaluatorError
+from metasd_langchain import MetaSDError
+
+COMMANDS = {
+    "speed": "tokens a second of engines and arms on prompts, as ratios to bare transformers generate",
+    "cost": "milliseconds of a forward by width and context, for transformers and for us, and where they go",
+    "hostile": "what a drafter that is always wrong costs beside plain",
+    "spans": "what a span costs as a share of the call it describes",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 0 when it measured what it was asked to."""
+    parser = argparse.ArgumentParser(prog="python -m evaluators", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, about in COMMANDS.items():
+        module = importlib.import_module(f"evaluators.{name}")
+        module.add_arguments(commands.add_parser(name, help=about, description=module.__doc__))
+    args = parser.parse_args(argv)
+    try:
+        importlib.import_module(f"evaluators.{args.command}").run(args)
+    except (EvaluatorError, MetaSDError) as error:
+        print(f"{args.command}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
