@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.profiler import record_function
 
 from evaluators.arguments import add_common, numbers
 from evaluators.errors import EvaluatorError
 from evaluators.machine import machine
 from evaluators.methods import PREFILL_TOKENS, load_reference
 from evaluators.report import number, say, table, write
-from evaluators.split import PARTS, split
+from evaluators.split import FORWARD, PARTS, split
 from metasd_langchain import Draft, Engine, shared_engine
 from metasd_langchain.models.lm import CausalLM, Feed, Slot
 
@@ -110,10 +111,11 @@ def _ours(lm: CausalLM, context: list[int]) -> Callable[[list[int]], Forward]:
         feed = Feed(slot, (new[0],), Draft.chain(new[1:]))
 
         def forward() -> float:
-            start = time.perf_counter()
-            lm.score([feed])
-            lm.synchronize()
-            return time.perf_counter() - start
+            with record_function(FORWARD):
+                start = time.perf_counter()
+                lm.score([feed])
+                lm.synchronize()
+                return time.perf_counter() - start
 
         return forward
 
@@ -134,11 +136,11 @@ def _hf(model: Any, context: list[int]) -> Callable[[list[int]], Forward]:
         def forward() -> float:
             cache = copy.deepcopy(filled)
             _synchronize(model)
-            start = time.perf_counter()
-            with torch.no_grad():  # as generate does
+            with record_function(FORWARD), torch.no_grad():  # no_grad, as generate does
+                start = time.perf_counter()
                 model(ids, cache=cache, use_cache=True)
-            _synchronize(model)
-            return time.perf_counter() - start
+                _synchronize(model)
+                return time.perf_counter() - start
 
         return forward
 

@@ -17,10 +17,11 @@ from torch.autograd.profiler import record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["PARTS", "split"]
+__all__ = ["FORWARD", "PARTS", "split"]
 
 PARTS = ("head", "body", "attention", "other", "python")
-_FORWARD, _LINEAR = "evaluators.forward", "evaluators.linear."
+FORWARD = "evaluators.forward"  # range that a forward puts around what its clock measures
+_LINEAR = "evaluators.linear."
 _ATTENTION = ("aten::scaled_dot_product", "aten::_scaled_dot_product", "aten::bmm", "aten::baddbmm", "aten::matmul")
 _SOFTMAX = ("aten::softmax", "aten::_softmax")
 
@@ -29,20 +30,19 @@ def split(forward: Callable[[], float], vocab: int, repetitions: int) -> dict[st
     """Milliseconds of each of PARTS, their ``total``, and the number of ``operations``, of one forward.
 
     Args:
-        forward: runs one forward and returns its seconds.
+        forward: runs one forward inside a ``record_function(FORWARD)`` and returns its seconds.
         vocab: outputs of the head.
         repetitions: forwards to take the median and the profile over.
     """
     total = float(np.median([forward() for _ in range(repetitions)])) * 1e3
     with _Ranges(vocab), profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(repetitions):
-            with record_function(_FORWARD):
-                forward()
+            forward()
     parts: dict[str, float] = defaultdict(float)
     operations = 0
     for event in profiler.events() or ():
         names = _ancestry(event)
-        if _FORWARD not in names:
+        if FORWARD not in names:
             continue
         parts[_part(names)] += event.self_cpu_time_total
         operations += names[0].startswith("aten::") and not names[1].startswith("aten::")
@@ -96,6 +96,6 @@ def _part(names: list[str]) -> str:
     for name in names:
         if name.startswith(_LINEAR):
             return name.removeprefix(_LINEAR)
-    if names[0] == _FORWARD:
+    if names[0] == FORWARD:
         return "python"
     return "attention" if any(name.startswith((*_ATTENTION, *_SOFTMAX)) for name in names) else "other"

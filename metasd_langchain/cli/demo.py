@@ -27,7 +27,7 @@ from rich.text import Text
 from metasd_langchain.assemble import DEFAULT_ARMS
 from metasd_langchain.cli.prompts import CALLS, FIELDS, QUESTION, QUESTION_OF_A_FILE, Call
 from metasd_langchain.cli.report import Measured, show_span, show_table, show_total
-from metasd_langchain.cli.screen import TARGET, Flow, drafter_of, legend, output, tell, waiting
+from metasd_langchain.cli.screen import TARGET, Flow, drafter_of, legend, output, save_picture, waiting
 from metasd_langchain.errors import BadOption, MissingExtra
 from metasd_langchain.llm import MetaSDLLM
 from metasd_langchain.values import PLAIN, Step, Summary
@@ -157,7 +157,7 @@ class Demo:
         return text
 
     def _quiet(self, call: Call, inputs: dict[str, str]) -> _Watcher:
-        with waiting(f"{call.name} once more with plain decoding, to compare"):
+        with waiting(f"{call.name} once more with plain decoding, to compare", still=True):
             return self._run(self._plain, call, inputs, None)[1]
 
     def _run(self, llm: ShownLLM, call: Call, inputs: dict[str, str], flow: Flow | None) -> tuple[str, _Watcher]:
@@ -231,6 +231,12 @@ def _exported() -> Callable[[], Sequence[Any]]:
     return exporter.get_finished_spans
 
 
+def _adaptive(spans: Sequence[Any]) -> Any:
+    """The span of the call that is shown; plain decoding has one drafter on offer."""
+    of_step = (span for span in spans if span.attributes.get("metasd.step") == _SPAN_OF)
+    return next(span for span in of_step if len(span.attributes["metasd.drafters.names"]) > 1)
+
+
 def _text_of(file: Path | None) -> str:
     try:
         if file is None:
@@ -283,13 +289,8 @@ def run(
     console.print(legend(dict.fromkeys(drafter_of(arm) for arm in DEFAULT_ARMS if drafter_of(arm) != TARGET)))
     demo.play(asked)
     show_table(console, demo.measured)
-    span = next(
-        span
-        for span in spans()
-        if span.attributes.get("metasd.step") == _SPAN_OF and len(span.attributes["metasd.drafters.names"]) > 1
-    )
+    span = _adaptive(spans())
     show_span(console, span.name, span.attributes, (span.end_time - span.start_time) / 1e9)
     show_total(console, demo.measured, exact=dtype == "float32")
     if svg is not None:
-        console.save_svg(str(svg), title="metasd demo")
-        tell(f"saved {svg.name}")
+        save_picture(console, svg)

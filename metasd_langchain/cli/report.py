@@ -60,7 +60,7 @@ class Measured:
 
 def show_table(console: Console, calls: Sequence[Measured]) -> None:
     """A row a call and one for all of them."""
-    table = Table(box=box.SIMPLE_HEAD, show_footer=True, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_footer=True, pad_edge=False, padding=(0, 1, 0, 0))
     rounds = [record for call in calls for record in call.adaptive.rounds]
     everything = [call.adaptive for call in calls]
     columns: tuple[tuple[str, Any, str | Text], ...] = (
@@ -92,7 +92,7 @@ def show_table(console: Console, calls: Sequence[Measured]) -> None:
 
 def show_span(console: Console, name: str, attributes: Mapping[str, Any], seconds: float) -> None:
     """A span's attributes, arrays cut short."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left", title_style="bold")
     table.title = f"span exported by OpenTelemetry: {name} ({seconds:.2f} s)"
     table.add_column("attribute", no_wrap=True)
     table.add_column("value", overflow="fold")

@@ -9,22 +9,36 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from metasd_langchain.errors import MetaSDError
+from metasd_langchain.errors import BadOption, MetaSDError
 from metasd_langchain.values import PLAIN, RoundRecord, Step
 
-__all__ = ["TARGET", "Flow", "colour", "legend", "output", "quieten", "shares", "show_error", "tell", "waiting"]
+__all__ = [
+    "TARGET",
+    "Flow",
+    "colour",
+    "drafter_of",
+    "legend",
+    "output",
+    "quieten",
+    "save_picture",
+    "shares",
+    "show_error",
+    "tell",
+    "waiting",
+]
 
 TARGET = "target"  # who supplies what no drafter proposed
 # Okabe and Ito's palette, told apart by colour-blind eyes and readable on dark and light grounds
 _COLOURS = {"suffix": "#56b4e9", "lookup": "#e69f00", "recycling": "#cc79a7", "recycling_tree": "#cc79a7"}
 _OTHERS = ("#009e73", "#d55e00", "#f0e442", "#0072b2")
 _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-_WIDTH = 116  # where there is no terminal
+_WIDTH = 120  # where there is no terminal
 _MESSAGE = 400  # characters of an error; libraries put whole pages into theirs
 
 
@@ -68,6 +82,20 @@ def show_error(error: MetaSDError) -> None:
         tell(Text.assemble(("hint: ", "bold"), hint))
 
 
+def save_picture(console: Console, path: Path) -> None:
+    """Save what a recording console showed as SVG, without rich's links to web fonts.
+
+    Raises:
+        BadOption: the file cannot be written.
+    """
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="metasd demo"), flags=re.DOTALL)
+    try:
+        path.write_text(picture, encoding="utf-8")
+    except OSError as cause:
+        raise BadOption("svg", str(path), "a file that can be written") from cause
+    tell(f"saved {path.name}")
+
+
 class _Relay(logging.Handler):
     """Hands the package's log messages on: loading says there what takes long."""
 
@@ -81,14 +109,18 @@ class _Relay(logging.Handler):
 
 
 @contextmanager
-def waiting(words: str = "") -> Iterator[None]:
+def waiting(words: str = "", *, still: bool = False) -> Iterator[None]:
     """Show on standard error what is being waited for: a spinner with a clock. Where nothing can move, what the package
     logs (loading, converting) appears as lines.
+
+    Args:
+        words: shown at first.
+        still: paint once and then rest, so that what is waited for can be timed.
     """
     errors = _errors()
     moving = errors.is_terminal and not errors.is_dumb_terminal
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    progress = Progress(*columns, console=errors, transient=True, disable=not moving)
+    progress = Progress(*columns, console=errors, transient=True, disable=not moving, auto_refresh=not still)
     task = progress.add_task(words or "starting")
 
     def say(message: str) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from metasd_langchain.errors import BadOption, LoadError
-from metasd_langchain.models.embedded import EMBEDDED, embedded_folder
+from metasd_langchain.models.embedded import EMBEDDED, MANIFEST, embedded_folder, read_tokenizer
 from metasd_langchain.models.lm import CausalLM
 
 __all__ = ["Progress", "Target", "load_target", "pick_device", "pick_dtype"]
@@ -139,6 +141,8 @@ def _locate(model: str, say: Progress) -> tuple[str, str, dict[str, Any]]:
                 f"the folder {path.name} holds no tokenizer", hint="save it with tokenizer.save_pretrained(folder)"
             )
         return path.name, str(path), {"local_files_only": True}
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:  # a hub id is "name" or "owner/name"
+        raise LoadError(f"no such folder: {path.name}", hint="give a model folder, a hub id or a .gguf file")
     return model, model, {}
 
 
@@ -150,12 +154,15 @@ def _read(where: str, options: dict[str, Any]) -> tuple[Any, Any]:
         for key in ("revision", "local_files_only", "gguf_file", "trust_remote_code")
         if key in options
     }
+    embedded = (Path(where) / MANIFEST).is_file()
+    read = partial(read_tokenizer, Path(where)) if embedded else partial(AutoTokenizer.from_pretrained, where, **shared)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **shared)
-        live = AutoModelForCausalLM.from_pretrained(where, **options)
+        with ThreadPoolExecutor(1, "metasd-tokenizer") as thread:  # a large vocabulary takes as long as the weights
+            tokenizer = thread.submit(read)
+            live = AutoModelForCausalLM.from_pretrained(where, **options)
+            return live, tokenizer.result()
     except Exception as cause:  # transformers raises many kinds, all meaning the same to our caller
         raise LoadError(f"could not load {Path(where).name}: {type(cause).__name__}: {cause}") from cause
-    return live, tokenizer
 
 
 def _target(name: str, live: Any, tokenizer: Any, owned: bool, compile: bool) -> Target:

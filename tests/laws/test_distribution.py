@@ -1,8 +1,8 @@
 """The promise of sampling: whatever is drafted, the joint of the committed tokens is exactly the target's.
 
-The target is a table: the logits of the next token by the last one. Three tokens are generated with the verifiers alone,
-as the engine would (a draft is cut to what may still be committed), once a seed, and their joint is compared with the
-exact one. A test of the tests: bugs planted into the same loop must be found.
+The target is a table: the logits of the next token by the last one. Three tokens are generated with the verifiers
+alone, as the engine would (a draft is cut to what may still be committed), once a seed, and their joint is compared
+with the exact one. A test of the tests: bugs planted into the same loop must be found.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.laws.exact import Floats, chi_square, processed
 Shape = Literal["chain", "tree"]
 Kind = Literal["point", "model"]
 VOCAB, START, LENGTH, N = 6, 6, 3, 20_000
-PLANTED_N = 6_000
+PLANTED_N = 8_000
 SAMPLINGS = {
     "temperature": Sampling(temperature=0.8),
     "filters": Sampling(temperature=1.3, top_k=5, top_p=0.9, min_p=0.12),
@@ -235,7 +235,7 @@ def test_the_table_gives_the_verifiers_what_rows_of_a_real_round_would() -> None
                 assert verify(draft, real, Draws(seed), 0) == verify(draft, Rows(table, contexts), draws, 0)  # type: ignore[arg-type]
 
 
-# -- planted bugs: each must be found ------------------------------------------------------------------------------------
+# -- planted bugs: each must be found ----------------------------------------------------------------------------------
 
 
 def planted(

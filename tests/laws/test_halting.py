@@ -316,10 +316,17 @@ def test_a_character_of_four_tokens_over_blocks(engine: Engine, target: Target, 
 def test_a_stop_inside_a_run_of_bytes(
     engine: Engine, target: Target, slots: Slots, force: Any, budget: int, shape: str
 ) -> None:
-    answer = force([*encode(target, "ok "), *(4 + byte for byte in f"{EMOJI}é!STOP{EMOJI}".encode()), *encode(target, "x")])
+    answer = force(
+        [*encode(target, "ok "), *(4 + byte for byte in f"{EMOJI}é!STOP{EMOJI}".encode()), *encode(target, "x")]
+    )
     decode = Detokenizer(target.tokenizer).decode
     assert decode(answer) == f"ok {EMOJI}é!STOP{EMOJI}x"
-    for stop, text in (("STOP", f"ok {EMOJI}é!"), ("é", f"ok {EMOJI}"), (EMOJI, "ok "), (f"é!STOP{EMOJI}x", f"ok {EMOJI}")):
+    for stop, text in (
+        ("STOP", f"ok {EMOJI}é!"),
+        ("é", f"ok {EMOJI}"),
+        (EMOJI, "ok "),
+        (f"é!STOP{EMOJI}x", f"ok {EMOJI}"),
+    ):
         request = Request(PROMPT, max_tokens=len(answer), stop=(stop,))
         got = check(engine, target, slots, answer, request, budget, shape)
         assert (got.text, got.summary.finish_reason) == (text, "stop")
@@ -383,7 +390,5 @@ def test_the_slot_holds_what_plain_decoding_would_have_put_there(
         assert slots.last is not None
         assert slots.last is not plain
         assert slots.last.length == plain.length
-        for ours, theirs in zip(
-            [*slots.last.keys, *slots.last.values], [*plain.keys, *plain.values], strict=True
-        ):
+        for ours, theirs in zip([*slots.last.keys, *slots.last.values], [*plain.keys, *plain.values], strict=True):
             assert torch.allclose(ours[:, : plain.length], theirs[:, : plain.length], atol=1e-4)

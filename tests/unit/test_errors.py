@@ -54,7 +54,9 @@ def documented() -> dict[str, str | None]:
 
 
 def test_the_tree_in_the_docstring_is_the_real_tree() -> None:
-    real = {cls.__name__: next((b.__name__ for b in cls.__bases__ if issubclass(b, MetaSDError)), None) for cls in CLASSES}
+    real = {
+        cls.__name__: next((b.__name__ for b in cls.__bases__ if issubclass(b, MetaSDError)), None) for cls in CLASSES
+    }
     assert documented() == real
 
 
@@ -92,7 +94,10 @@ def test_messages_name_the_option_both_lengths_and_the_extra() -> None:
     assert "512" in str(error)
     assert (error.length, error.limit) == (600, 512)
     assert str(MissingExtra("the embedded model", "demo")).endswith("(pip install 'metasd-langchain[demo]')")
-    assert str(UnsupportedParameter("tmp", ["top_p", "temperature"])) == "unknown option 'tmp'; there are: temperature, top_p"
+    assert (
+        str(UnsupportedParameter("tmp", ["top_p", "temperature"]))
+        == "unknown option 'tmp'; there are: temperature, top_p"
+    )
 
 
 def test_a_hint_is_part_of_the_message_and_optional() -> None:

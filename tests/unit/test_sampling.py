@@ -66,7 +66,7 @@ GRID = [
 ]
 
 
-# -- filters --------------------------------------------------------------------------------------------------------------
+# -- filters -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("vocab", [6, 300])
@@ -109,7 +109,9 @@ def test_a_filter_that_keeps_the_whole_vocabulary_ends(vocab: int, sampling: Sam
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6, 1e-3])
 def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
-    logits = rows(100, 1000, 3, 5.0) + 200.0  # large logits: over a small temperature they overflow what a float32 tells
+    logits = (
+        rows(100, 1000, 3, 5.0) + 200.0
+    )  # large logits: over a small temperature they overflow what a float32 tells
     logits[:, 77] += 10.0
     ours = TargetRows(logits, Sampling(temperature))
     drawn = [ours.token(row, row, Draws(row)) for row in range(100)]
@@ -138,7 +140,7 @@ def test_greedy_is_a_temperature_of_zero_or_a_top_k_of_one_and_takes_the_lowest_
         assert logits.argmax(-1).tolist() == [700, 513]
 
 
-# -- best -----------------------------------------------------------------------------------------------------------------
+# -- best --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 511, 512, 513, 1000, 5000])
@@ -195,7 +197,7 @@ def test_rows_of_minus_infinity_alone_are_an_error_too() -> None:
         TargetRows(torch.full((1, 600), -torch.inf), Sampling(1.0)).token(0, 0, Draws(1))
 
 
-# -- large vocabularies ---------------------------------------------------------------------------------------------------
+# -- large vocabularies ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("vocab", [5000, 262_144])
@@ -305,7 +307,7 @@ def test_the_head_holds_64_tokens_and_draws_by_the_noise_of_its_ids_alone(monkey
     assert len(TargetRows(logits, Sampling(0.5))._head(0).ids) == 8
 
 
-# -- rows -----------------------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_numbered_from_the_last_committed_token_and_candidates_are_not() -> None:
@@ -313,14 +315,18 @@ def test_rows_are_numbered_from_the_last_committed_token_and_candidates_are_not(
     for sampling in (Sampling(), Sampling(1.0, seed=1)):
         whole, later = TargetRows(logits, sampling, 4), TargetRows(logits, sampling, 4, origin=2)
         assert (len(whole), len(later)) == (5, 3)
-        assert [later.token(row, 7, Draws(1)) for row in range(3)] == [whole.token(row + 2, 7, Draws(1)) for row in range(3)]
+        assert [later.token(row, 7, Draws(1)) for row in range(3)] == [
+            whole.token(row + 2, 7, Draws(1)) for row in range(3)
+        ]
         assert later.candidates is not None
         assert later.candidates.tolist() == logits.sort(-1, descending=True).indices[:, :4].tolist()
         assert later.probability(0, 5) == whole.probability(2, 5)
     assert TargetRows(logits, Sampling(1.0)).candidates is None
 
 
-@pytest.mark.parametrize(("sampling", "temperature"), [(Sampling(), 1.0), (Sampling(0.5, top_k=2), 0.5), (Sampling(2.0), 2.0)])
+@pytest.mark.parametrize(
+    ("sampling", "temperature"), [(Sampling(), 1.0), (Sampling(0.5, top_k=2), 0.5), (Sampling(2.0), 2.0)]
+)
 def test_probability_and_soft_are_the_softmax_before_filters(sampling: Sampling, temperature: float) -> None:
     logits = rows(2, 900)
     ours = TargetRows(logits, sampling)

@@ -19,6 +19,7 @@ from metasd_langchain.values import Piece
 
 EMOJI = "\U0001fae9"  # four bytes
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>"]
+ROLES = {name.strip("<>") + "_token": name for name in SPECIALS}
 
 
 def gpt2_style() -> Any:
@@ -27,15 +28,20 @@ def gpt2_style() -> Any:
     characters = dict(zip(_byte_order(), _byte_characters(), strict=True))
     pieces = [*SPECIALS, *alphabet]
     merges = []
-    for left, right in [("h", "e"), ("l", "l"), ("Ġ", "h"), ("Ċ", "Ċ"), ("a", characters[0xF0]), ("Ċ", characters[0xE2])]:
+    for left, right in [
+        ("h", "e"),
+        ("l", "l"),
+        ("Ġ", "h"),
+        ("Ċ", "Ċ"),
+        ("a", characters[0xF0]),
+        ("Ċ", characters[0xE2]),
+    ]:
         merges.append((left, right))
         pieces.append(left + right)
     raw = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>"
-    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **ROLES)
 
 
 def _byte_order() -> list[int]:
@@ -52,13 +58,13 @@ def llama_style() -> Any:
     """Pieces with byte fallback and a decoder that strips one space at the beginning of what it is given."""
     pieces = [*SPECIALS, *[f"<0x{byte:02X}>" for byte in range(256)]]
     pieces += ["▁", "▁▁", "▁▁▁▁", "▁the", "▁a", "▁x", "\n", "\n\n", *[chr(c) for c in range(33, 127)], "ing", "�"]
-    raw = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True))
+    raw = Tokenizer(
+        models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token=ROLES["unk_token"], byte_fallback=True)
+    )
     raw.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>"
-    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **ROLES)
 
 
 MAKERS = {"gemma": tiny_tokenizer, "gpt2": gpt2_style, "llama": llama_style}
@@ -162,7 +168,11 @@ def test_joined_chunks_are_the_decoded_answer_cut_at_the_first_stop(
 def test_the_token_that_completes_a_stop_is_the_last_one_pushed(seed: int, kind: str) -> None:
     """On plain text, where every token is text at once, the end is the first prefix that holds a stop string."""
     rng = random.Random(seed)
-    names = {"gemma": ["▁t", "he", "a", "n", "▁", "\n"], "gpt2": ["Ġh", "he", "l", "ll", "Ċ"], "llama": ["▁the", "▁", "a"]}
+    names = {
+        "gemma": ["▁t", "he", "a", "n", "▁", "\n"],
+        "gpt2": ["Ġh", "he", "l", "ll", "Ċ"],
+        "llama": ["▁the", "▁", "a"],
+    }
     ids = tokens_of(kind, *rng.choices(names[kind], k=20))
     whole = detokenizer(kind).decode(ids)
     stop = [whole[at : at + rng.randint(1, 5)] for at in (rng.randrange(len(whole)) for _ in range(2))]
@@ -171,7 +181,9 @@ def test_the_token_that_completes_a_stop_is_the_last_one_pushed(seed: int, kind:
     assert (count, stopped) == (first, True)
 
 
-@given(st.text("abcd", min_size=1, max_size=30), st.lists(st.text("abcd", min_size=1, max_size=5), min_size=1, max_size=3))
+@given(
+    st.text("abcd", min_size=1, max_size=30), st.lists(st.text("abcd", min_size=1, max_size=5), min_size=1, max_size=3)
+)
 @settings(max_examples=300)
 def test_a_beginning_of_a_stop_leaves_only_when_it_can_no_longer_be_completed(text: str, stop: list[str]) -> None:
     ids = tokens_of("gemma", *text)
@@ -286,7 +298,9 @@ def test_pieces_say_who_guessed_them_also_when_a_stop_held_them_back() -> None:
     text = TextStream(detokenizer("gemma").decode, detokenizer("gemma").byte_ids, ["abX"])
     drafted = [True, False, True]
     pieces = [
-        piece for token, flag in zip(tokens_of("gemma", *"abc"), drafted, strict=True) for piece in text.push(token, flag)
+        piece
+        for token, flag in zip(tokens_of("gemma", *"abc"), drafted, strict=True)
+        for piece in text.push(token, flag)
     ]
     assert pieces == [Piece("a", True), Piece("b", False), Piece("c", True)]
 

@@ -40,7 +40,9 @@ def test_depths() -> None:
     ("tokens", "parents"),
     [((1,), ()), ((), (-1,)), ((1,), (0,)), ((1,), (-2,)), ((1, 2), (-1, 1)), ((1, 2), (1, -1)), ((1, 2), (-1, 5))],
 )
-def test_a_draft_that_is_no_tree_in_topological_order_is_refused(tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
+def test_a_draft_that_is_no_tree_in_topological_order_is_refused(
+    tokens: tuple[int, ...], parents: tuple[int, ...]
+) -> None:
     with pytest.raises(BadOption, match="parents"):
         Draft(tokens, parents)
 
@@ -81,7 +83,9 @@ def test_cut_keeps_the_rows_of_q_that_belong_to_the_nodes() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 12), st.integers(0, 13), st.integers(0, 6))
-def test_a_cut_draft_keeps_the_first_nodes_that_fit_with_their_paths(seed: int, size: int, nodes: int, depth: int) -> None:
+def test_a_cut_draft_keeps_the_first_nodes_that_fit_with_their_paths(
+    seed: int, size: int, nodes: int, depth: int
+) -> None:
     rng = random.Random(seed)
     parents = tuple(rng.randrange(-1, node) for node in range(size))
     draft = Draft(tuple(range(size)), parents)  # a token names its node
@@ -152,7 +156,12 @@ def test_values_are_frozen_and_have_no_room_for_strays() -> None:
 def test_requests_can_be_keys_and_defaults_are_greedy_with_a_documented_cap() -> None:
     assert {Request((1, 2)): 1}[Request((1, 2))] == 1
     request = Request((1,))
-    assert (request.sampling.greedy, request.max_tokens, request.verify, request.stop_ids) == (True, 256, "invariant", frozenset())
+    assert (request.sampling.greedy, request.max_tokens, request.verify, request.stop_ids) == (
+        True,
+        256,
+        "invariant",
+        frozenset(),
+    )
 
 
 def test_the_module_says_all_it_has() -> None:
