@@ -1,4 +1,4 @@
-"""``python -m evaluators speed | cost | hostile | spans``."""
+"""``python -m evaluators speed | cost | hostile | spans | priors``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ COMMANDS = {
     "cost": "milliseconds of a forward by width and context, for transformers and for us, and where they go",
     "hostile": "what a drafter that is always wrong costs beside plain",
     "spans": "what a span costs as a share of the call it describes",
+    "priors": "what each arm earns by its drafter's hint: the table the default policy starts from",
 }
 
 

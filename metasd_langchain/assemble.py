@@ -3,7 +3,8 @@
 =============  ==========================================================  ==================================
 what           default                                                     why
 =============  ==========================================================  ==================================
-arms           suffix@16 suffix@8 lookup@8 recycling@4 plain               see DECISIONS.md, "Default pool"
+arms           suffix@16 suffix@6 recycling_tree@12                        long and short drafts of the two best
+               recycling_tree@6 plain                                      training-free drafters (DECISIONS 14)
 policy         hinted_ucb                                                  frugal exploration, hints, drift
 reward         throughput                                                  ranks any budget, lets plain win
 memory         process, one bandit a pipeline step                         each step learns its own drafter
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_ARMS", "DEFAULT_POLICY", "DEFAULT_REWARD", "make_pool", "shared_engine"]
 
-DEFAULT_ARMS: tuple[str, ...] = ("suffix@16", "suffix@8", "lookup@8", "recycling@4", PLAIN)
+DEFAULT_ARMS: tuple[str, ...] = ("suffix@16", "suffix@6", "recycling_tree@12", "recycling_tree@6", PLAIN)
 DEFAULT_POLICY = "hinted_ucb"
 DEFAULT_REWARD = "throughput"
 _BUDGETS = {"lookup": 8, "suffix": 16, "recycling": 4, "recycling_tree": 12}  # of an arm written without "@"

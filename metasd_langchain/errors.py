@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "BadOption",
@@ -58,6 +59,17 @@ class MetaSDError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         self.hint = hint
         super().__init__(f"{message} ({hint})" if hint else message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by state: subclasses take other arguments than the message."""
+        return _rebuild, (type(self), self.args, vars(self))
+
+
+def _rebuild(kind: type[MetaSDError], args: tuple[Any, ...], state: dict[str, Any]) -> MetaSDError:
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(state)
+    return error
 
 
 class ConfigError(MetaSDError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -137,7 +138,7 @@ def _at_least(blocks: Tensor, tops: Tensor, bound: Tensor) -> list[tuple[NDArray
     high = values[pair, column].cpu().numpy().astype(np.float64)
     ends = np.searchsorted(owner, np.arange(len(bound) + 1))
     result = []
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in pairwise(ends.tolist()):
         order = np.lexsort((ids[start:end], -high[start:end]))
         result.append((ids[start:end][order], high[start:end][order]))
     return result

@@ -175,17 +175,35 @@ class _Loop:
                     self._wake.wait()
                 if self.closed:
                     break
-                self._admit()
+            self._drop_waiting()
+            self._admit()
             self._round()
-        for ticket in [*self._waiting, *(ticket for ticket, _ in self._live)]:
-            ticket.deliver(Failure(EngineClosed("the engine was closed before the answer was complete")))
-        self._waiting.clear()
-        self._live.clear()
+        error = EngineClosed("the engine was closed before the answer was complete")
+        for ticket, generation in list(self._live):
+            self._abort(ticket, generation, error)
+        while self._waiting:
+            self._waiting.popleft().deliver(Failure(error))
+
+    def _drop_waiting(self) -> None:
+        """End requests that were cancelled, or ran out of time, before their turn came."""
+        with self._wake:
+            ended = [ticket for ticket in self._waiting if ticket.cancelled.is_set() or ticket.overdue]
+            for ticket in ended:
+                self._waiting.remove(ticket)
+        for ticket in ended:
+            if ticket.cancelled.is_set():
+                waited = time.perf_counter() - ticket.started
+                ticket.deliver(Step((), summary=Summary(len(ticket.request.prompt), 0, "cancelled", total_s=waited)))
+            else:
+                ticket.deliver(Failure(ticket.timeout()))
 
     def _admit(self) -> None:
-        while self._waiting and len(self._live) < self._max_batch:
-            ticket = self._waiting.popleft()
-            try:
+        while len(self._live) < self._max_batch:
+            with self._wake:
+                if not self._waiting:
+                    return
+                ticket = self._waiting.popleft()
+            try:  # outside the lock: indexing a long prompt takes a while, and callers must not wait for it
                 generation = Generation(ticket.request, ticket.pool, self._target, self._detokenizer, ticket.started)
             except Exception as error:
                 ticket.deliver(Failure(error))

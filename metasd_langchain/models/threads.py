@@ -30,6 +30,6 @@ def _pause() -> Callable[[int], int] | None:
     """``omp_pause_resource_all`` of the GNU runtime that torch loaded, or None (other runtimes spin by other rules)."""
     try:
         loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
-        return ctypes.CDLL(sorted(loaded)[0]).omp_pause_resource_all if len(loaded) == 1 else None
+        return ctypes.CDLL(loaded.pop()).omp_pause_resource_all if len(loaded) == 1 else None
     except (OSError, AttributeError):
         return None
