@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.embedded, pytest.mark.slow, pytest.mark.timeout(600)]
 DOCUMENT = files("metasd_langchain.cli").joinpath("document.md").read_text()
 PROMPTS = {
     "question": "Question: Why is the sky blue?\nAnswer:",
-    "code": "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n\n\ndef",
+    "code": "def fib(n):\n    a, b = 0, 1\n    while n:\n        a, b, n = b, a + b, n - 1\n    return a\n\n\ndef",
     "past the window": DOCUMENT[:4500] + "\n\nSummary:",  # more than 512 tokens, on 15 of 18 layers
 }
 COUNT = 24

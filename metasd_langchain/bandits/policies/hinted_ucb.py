@@ -43,12 +43,17 @@ _NOTHING, _NO_IDEA = 0, 7
 _TABLE_COLUMNS = ("miss", *BUCKETS[1:])
 
 # Expected reward by bucket, in units of the rescaled throughput: 1/16 = 0.0625 is a plain step; "miss" is a round whose
-# draft fails. Keyed by arm, else by drafter, else "default". A longer match promises more; the steps are a guess until
-# measured ones replace it.
+# draft fails. Keyed by arm, else by drafter, else "default". Measured on 12 Spec-Bench prompts with the embedded model,
+# greedy and at temperature 0.8 counting alike (evaluators: priors), smoothed to rise with the match.
 DEFAULT_PRIOR: Mapping[str, Mapping[str, float]] = {
     "default": {
-        "miss": 0.045, "1": 0.065, "2": 0.08, "3-4": 0.11, "5-8": 0.16, "9-16": 0.23, "17+": 0.33, "nan": 0.08,
+        "miss": 0.05, "1": 0.08, "2": 0.11, "3-4": 0.16, "5-8": 0.22, "9-16": 0.30, "17+": 0.40, "nan": 0.08,
     },
+    "suffix": {"miss": 0.055, "1": 0.11, "2": 0.12, "3-4": 0.165, "5-8": 0.25, "9-16": 0.32, "17+": 0.38},
+    "suffix@16": {"miss": 0.048, "1": 0.108, "2": 0.125, "3-4": 0.17, "5-8": 0.24, "9-16": 0.43, "17+": 0.51},
+    "lookup": {"miss": 0.055, "1": 0.11, "2": 0.12, "3-4": 0.165},
+    "recycling": {"miss": 0.055, "1": 0.075, "2": 0.115, "3-4": 0.20},
+    "recycling_tree": {"miss": 0.05, "1": 0.075, "2": 0.115, "3-4": 0.23},
     PLAIN: {"nan": 0.0625},
 }  # fmt: skip
 _DEFAULTS: Mapping[str, object] = {"c": 0.5, "prior": {}, "prior_weight": 3.0, "keep": 0.98, "forget": 0.02}
