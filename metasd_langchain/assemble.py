@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from metasd_langchain.engine.loop import Engine
     from metasd_langchain.models.load import Progress
 
-__all__ = ["DEFAULT_ARMS", "DEFAULT_POLICY", "DEFAULT_REWARD", "make_pool", "shared_engine"]
+__all__ = ["DEFAULT_ARMS", "DEFAULT_POLICY", "DEFAULT_REWARD", "close_engine", "make_pool", "shared_engine"]
 
 DEFAULT_ARMS: tuple[str, ...] = ("suffix@16", "suffix@6", "recycling_tree@12", "recycling_tree@6", PLAIN)
 DEFAULT_POLICY = "hinted_ucb"
@@ -66,6 +66,8 @@ def make_pool(
         UnknownName: lists what exists.
         BadOption: a budget out of range, an arm twice, no arm at all.
     """
+    if isinstance(arms, str):
+        raise BadOption("drafters", arms, "a list of arms")
     drafters: dict[str, Drafter] = {}
     parsed = [_arm(spec, drafters) for spec in arms]
     factory = policy_factory(policy, policy_options)
@@ -152,3 +154,10 @@ def shared_engine(
             engine = _engines[key] = Engine(target)
         _latest[:] = [engine]
         return engine
+
+
+def close_engine(engine: Engine) -> None:
+    """Close an engine and forget it, so that its weights can be freed."""
+    with _lock:
+        _latest[:] = [other for other in _latest if other is not engine]
+    engine.close()

@@ -6,7 +6,6 @@
       ConfigError                 wrong set-up; raised before any weight is loaded
         UnknownName               a drafter, policy, reward or option that does not exist (lists what does)
         BadOption                 an option outside its range or of the wrong type
-        IncompatibleVocabulary    a drafter's tokens do not mean what the target's do
         MissingExtra              an optional dependency is not installed (names the extra)
       LoadError                   a model could not be loaded
         UnsupportedModel          loaded, but its layers cannot be verified in one packed forward
@@ -16,7 +15,7 @@
       EngineClosed                the engine was closed while the request was waiting or running
       DeadlineExceeded            the request's deadline passed; carries the partial text
       TargetError                 the target model's forward failed
-      DrafterError                a drafter failed; caught in ``plan``, never reaches the caller
+      DrafterError                a drafter drafted nonsense; costs its draft, never reaches the caller
       BanditMemoryError           a stored bandit state cannot be read
 """
 
@@ -33,7 +32,6 @@ __all__ = [
     "DeadlineExceeded",
     "DrafterError",
     "EngineClosed",
-    "IncompatibleVocabulary",
     "LoadError",
     "MetaSDError",
     "MissingExtra",
@@ -92,10 +90,6 @@ class BadOption(ConfigError):
     def __init__(self, option: str, value: object, expected: str) -> None:
         self.option, self.value, self.expected = option, value, expected
         super().__init__(f"{option}={value!r} is not valid: expected {expected}")
-
-
-class IncompatibleVocabulary(ConfigError):
-    """A drafter's token ids do not stand for the target's tokens."""
 
 
 class MissingExtra(ConfigError, ImportError):
@@ -165,7 +159,7 @@ class TargetError(MetaSDError, RuntimeError):
 
 
 class DrafterError(MetaSDError, RuntimeError):
-    """A drafter failed. The engine benches the drafter and goes on without it."""
+    """A drafter drafted nonsense. The engine drops the draft and goes on."""
 
 
 class BanditMemoryError(MetaSDError, RuntimeError):

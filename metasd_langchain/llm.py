@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import Runnable
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from metasd_langchain.assemble import DEFAULT_ARMS, make_pool, shared_engine
+from metasd_langchain.assemble import DEFAULT_ARMS, close_engine, make_pool, shared_engine
 from metasd_langchain.errors import BadOption, LoadError, MissingExtra, RequestError, UnsupportedParameter
 from metasd_langchain.runtime import Runtime, finish_info, run, run_async
 from metasd_langchain.telemetry.otel import CallSpan
@@ -41,6 +42,8 @@ _ALIASES = {
     "num_predict": "max_tokens",
     "stop_sequences": "stop",
 }
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 _SETTINGS = ("drafters", "policy", "reward", "memory")
 _PREFIX_TOKENS = 32  # of a prompt, to tell one unnamed pipeline step from another
 
@@ -81,7 +84,7 @@ class MetaSDLLM(BaseLLM):
     """Arms of the bandit: names with budgets (``["suffix@16", "lookup", "plain"]``), drafter objects, or pairs (object,
     budget). None: the default pool."""
     policy: Any = "hinted_ucb"
-    """Name of the bandit policy, or a function that makes one."""
+    """Name of the bandit policy, or a policy object that each pipeline step starts from a copy of."""
     reward: str = "throughput"
     """Name of the reward."""
     memory: str = "process"
@@ -89,7 +92,7 @@ class MetaSDLLM(BaseLLM):
     memory_key: str | None = None
     """Name of the pipeline step. None: the LangGraph node, the run's name, or step tags and the prompt's start."""
     scope: str | None = None
-    """Who may share text indexes and bandit memory. None: this object and its copies."""
+    """Keeps users of one object apart: text indexes and bandit memory of one scope never show in another."""
 
     temperature: float = 0.0
     """0 is greedy."""
@@ -147,10 +150,25 @@ class MetaSDLLM(BaseLLM):
         return Path(text).stem if text.endswith(".gguf") else Path(text).name if Path(text).is_dir() else text
 
     @property
+    def _model_id(self) -> object:
+        """Tells models of one name apart: the place of a folder or file, the identity of live objects."""
+        if self.engine is not None:
+            return id(self.engine.target)
+        model = self._named_model
+        if isinstance(model, tuple):
+            return id(model[0])
+        path = Path(model)
+        return str(path.resolve()) if path.exists() else str(model)
+
+    @property
     def _identifying_params(self) -> Mapping[str, Any]:
         """Everything that changes an answer or says how it was made; JSON-able."""
         return {
             "model": self._model_name,
+            # Which model exactly: LangChain's cache keeps answers by these parameters, and names repeat.
+            "model_id": self._model_id,
+            "model_kwargs": repr(sorted(self.model_kwargs.items())),
+            "compile": self.compile,
             "revision": self.revision,
             "dtype": self.dtype,
             "device": self.device,
@@ -188,14 +206,14 @@ class MetaSDLLM(BaseLLM):
     ) -> LLMResult:
         """Answers to several prompts; they run side by side in the engine."""
         bound, rest = self._bound(kwargs)
-        return BaseLLM.generate(bound, prompts, stop, callbacks, **rest)
+        return BaseLLM.generate(bound, prompts, stop or bound.stop, callbacks, **rest)
 
     async def agenerate(
         self, prompts: list[str], stop: list[str] | None = None, callbacks: Any = None, **kwargs: Any
     ) -> LLMResult:
         """See `generate`."""
         bound, rest = self._bound(kwargs)
-        return await BaseLLM.agenerate(bound, prompts, stop, callbacks, **rest)
+        return await BaseLLM.agenerate(bound, prompts, stop or bound.stop, callbacks, **rest)
 
     def stream(
         self,
@@ -207,7 +225,7 @@ class MetaSDLLM(BaseLLM):
     ) -> Iterator[str]:
         """Text as it becomes final."""
         bound, rest = self._bound(kwargs, config)
-        return BaseLLM.stream(bound, input, config, stop=stop, **rest)
+        return BaseLLM.stream(bound, input, config, stop=stop or bound.stop, **rest)
 
     def astream(
         self,
@@ -219,7 +237,7 @@ class MetaSDLLM(BaseLLM):
     ) -> AsyncIterator[str]:
         """Text as it becomes final; a cancelled task stops the engine."""
         bound, rest = self._bound(kwargs, config)
-        return BaseLLM.astream(bound, input, config, stop=stop, **rest)
+        return BaseLLM.astream(bound, input, config, stop=stop or bound.stop, **rest)
 
     # One call a prompt: each has its own callbacks and its own error, and the engine packs what runs at the same time.
     batch = Runnable.batch
@@ -243,8 +261,10 @@ class MetaSDLLM(BaseLLM):
         self._shared.forget()
 
     def close(self) -> None:
-        """Stop the engine and free the weights it holds. The next call loads them again."""
-        self._shared.close()
+        """Stop the engine, for every object that shares it, and let go of its weights; the next call loads again."""
+        engine = self._shared.take()
+        if engine is not None:
+            close_engine(engine)
 
     def _generate(
         self,
@@ -291,6 +311,7 @@ class MetaSDLLM(BaseLLM):
         steps = self._start(prompt, stop, run_manager, stream=True)
         try:
             for step in steps:
+                self._watch(step)
                 chunk = self._chunk(step)
                 if chunk is not None:
                     if run_manager:
@@ -309,6 +330,7 @@ class MetaSDLLM(BaseLLM):
         steps = self._start_async(prompt, stop, run_manager, stream=True)
         try:
             async for step in steps:
+                self._watch(step)
                 chunk = self._chunk(step)
                 if chunk is not None:
                     if run_manager:
@@ -322,11 +344,15 @@ class MetaSDLLM(BaseLLM):
     def _check(self) -> None:
         """Raise for wrong options. Loads nothing."""
         self._sampling()
-        if isinstance(self.max_tokens, bool) or self.max_tokens < 1:
+        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
             raise BadOption("max_tokens", self.max_tokens, "a whole number of at least 1")
+        if self.dtype not in _DTYPES:
+            raise BadOption("dtype", self.dtype, ", ".join(_DTYPES))
+        if not _DEVICE.fullmatch(self.device):
+            raise BadOption("device", self.device, "auto, cpu, cuda, cuda:1, mps ...")
         if self.verify not in ("invariant", "rejection"):
             raise BadOption("verify", self.verify, "'invariant' or 'rejection'")
-        if self.timeout is not None and not self.timeout > 0:
+        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
             raise BadOption("timeout", self.timeout, "a positive number of seconds")
         if self._runtime is None:
             self._runtime = Runtime()
@@ -345,6 +371,8 @@ class MetaSDLLM(BaseLLM):
 
     @property
     def _arms(self) -> list[Any]:
+        if isinstance(self.drafters, str):
+            raise BadOption("drafters", self.drafters, "a list of arms")
         return list(DEFAULT_ARMS) if self.drafters is None else list(self.drafters)
 
     def _sampling(self) -> Sampling:
@@ -395,8 +423,8 @@ class MetaSDLLM(BaseLLM):
             name: named.pop(name) for name in ("tags", "metadata", "run_name", "run_id") if name in named
         }
         for name in named:
-            if name not in _PER_CALL:
-                raise UnsupportedParameter(name, _PER_CALL)
+            if name not in (*_PER_CALL, "stop"):
+                raise UnsupportedParameter(name, (*_PER_CALL, "stop"))
         run_name = (config or {}).get("run_name") or rest.get("run_name")
         if not named and run_name is None:
             return self, rest
@@ -408,17 +436,15 @@ class MetaSDLLM(BaseLLM):
         return bound, rest
 
     def _request(self, engine: Engine, prompt: str, stop: list[str] | None, run_manager: Any) -> Request:
-        if not isinstance(prompt, str) or not prompt:
-            raise RequestError("the prompt is empty or no string", hint="a prompt has at least one character")
         ids = tuple(engine.target.encode(prompt))
         request = Request(
             prompt=ids,
             sampling=self._sampling(),
             max_tokens=self.max_tokens,
             stop_ids=engine.target.stop_ids,
-            stop=_strings(self.stop if stop is None else stop),
+            stop=_strings(stop or self.stop),
             verify=self.verify,
-            step=self.memory_key or self._run_name or _step_of(run_manager, ids),
+            step=self.memory_key or _step_of(run_manager, self._run_name, ids),
             scope=self.scope or self._shared.scope,
             deadline_s=self.timeout,
         )
@@ -440,6 +466,7 @@ class MetaSDLLM(BaseLLM):
     def _start(self, prompt: str, stop: list[str] | None, run_manager: Any, stream: bool) -> Steps:
         span = self._span(run_manager, stream)
         try:
+            _check_prompt(prompt)
             engine = self._load()
             request = self._request(engine, prompt, stop, run_manager)
         except BaseException as error:
@@ -452,6 +479,7 @@ class MetaSDLLM(BaseLLM):
     ) -> AsyncGenerator[Step, None]:
         span = self._span(run_manager, stream)
         try:
+            _check_prompt(prompt)
             # Weights may have to be loaded, and a long prompt takes milliseconds to encode: off the event loop.
             engine = await asyncio.to_thread(self._load)
             request = await asyncio.to_thread(self._request, engine, prompt, stop, run_manager)
@@ -464,6 +492,9 @@ class MetaSDLLM(BaseLLM):
                 yield step
         finally:
             await steps.aclose()
+
+    def _watch(self, step: Step) -> None:
+        """Hook for subclasses: every step of a stream, before its text goes down the chain."""
 
     def _chunk(self, step: Step) -> GenerationChunk | None:
         """A step as a chunk; facts about the call are on the last one only, since LangChain adds chunks up."""
@@ -483,6 +514,8 @@ class MetaSDLLM(BaseLLM):
         return LLMResult(generations=generations, llm_output={"token_usage": total, "model_name": self._model_name})
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.engine is not None and self.model is None:
+            raise BadOption("engine", "a running engine", "a model's name too, when the object is to be pickled")
         state = super().__getstate__()
         private = dict(state.get("__pydantic_private__") or {})
         private["_runtime"] = None  # engine and locks stay here; the copy loads its own
@@ -505,9 +538,19 @@ def _strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
     return tuple(string for string in stop or () if string)
 
 
-def _step_of(run_manager: Any, prompt: Sequence[int]) -> str:
+def _check_prompt(prompt: object) -> None:
+    """Raise for what can be no prompt, before any weight is loaded."""
+    if not isinstance(prompt, str) or not prompt:
+        raise RequestError("the prompt is empty or no string", hint="a prompt has at least one character")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as cause:
+        raise RequestError("the prompt holds half a character (a lone surrogate)") from cause
+
+
+def _step_of(run_manager: Any, run_name: str | None, prompt: Sequence[int]) -> str:
     """Name of the pipeline step behind a call, so that each step learns its own drafter."""
-    node = (getattr(run_manager, "metadata", None) or {}).get("langgraph_node")
+    node = (getattr(run_manager, "metadata", None) or {}).get("langgraph_node") or run_name
     if node:
         return str(node)
     tags = sorted(tag for tag in getattr(run_manager, "tags", None) or () if tag.startswith(("seq:", "map:")))
@@ -524,6 +567,8 @@ def _read_settings(settings: Any, given: Mapping[str, Any]) -> dict[str, Any]:
             settings = json.loads(Path(settings).read_text())
         except (OSError, ValueError, TypeError) as cause:
             raise BadOption("settings", str(settings), "a mapping or a readable JSON file") from cause
+        if not isinstance(settings, Mapping):
+            raise BadOption("settings", type(settings).__name__, "a JSON object")
     for name in settings:
         if name not in _SETTINGS:
             raise UnsupportedParameter(name, _SETTINGS)

@@ -24,6 +24,7 @@ class Runtime:
 
     def __init__(self) -> None:
         self.scope = uuid.uuid4().hex  # who shares nothing else shares no text indexes and no bandit memory either
+        self._loading = threading.Lock()  # held for as long as weights take to load, so pools have a lock of their own
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._engine_key: object = None
@@ -31,7 +32,7 @@ class Runtime:
 
     def engine(self, key: object, make: Callable[[], Engine]) -> Engine:
         """The engine for a set of loading options, kept alive as long as this object."""
-        with self._lock:
+        with self._loading:
             if self._engine is None or self._engine_key != key or self._engine.closed:
                 self._engine, self._engine_key = make(), key
             return self._engine
@@ -50,12 +51,11 @@ class Runtime:
         for pool in pools:
             pool.forget()
 
-    def close(self) -> None:
-        """Close the engine."""
-        with self._lock:
+    def take(self) -> Engine | None:
+        """Give the engine up, if there is one."""
+        with self._loading:
             engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        return engine
 
 
 class _SpanEnd:
@@ -95,8 +95,10 @@ async def run_async(
     end = _SpanEnd(span, prompt)
 
     def sink(message: Step | Failure) -> None:
-        end(message)
-        loop.call_soon_threadsafe(messages.put_nowait, message)
+        try:
+            end(message)
+        finally:  # whatever a span processor does, the caller must not wait for ever
+            loop.call_soon_threadsafe(messages.put_nowait, message)
 
     try:
         ticket = engine.submit(request, pool, sink)

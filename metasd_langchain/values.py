@@ -241,7 +241,7 @@ class Request:
         verify: "invariant" (the answer is a function of prompt, seed and options alone) or "rejection"
             (Leviathan et al. 2023, Algorithm 1).
         step: name of the pipeline step, the key under which the bandit remembers.
-        scope: who may share text indexes and bandit memory with this request.
+        scope: requests of other scopes see nothing of this one's text or bandit memory.
         deadline_s: seconds after submission at which DeadlineExceeded is raised, or None.
     """
 
@@ -265,7 +265,7 @@ class Round:
         fed: tokens whose rows were scored: pending committed tokens asked for, then draft nodes.
         parents: for each scored row the index of the row before it, -1 for the first.
         candidates: ``[rows, k]`` ids of the target's most likely next tokens after each scored row, best first, on the
-            host (numpy int64), or None when no drafter of the pool asked for candidates.
+            host (numpy int64); None when nobody needed them. k may be more or less than a drafter asked for.
         hidden: layer -> ``[rows, width]`` hidden states of the scored rows, for drafters that asked for layers.
         path: accepted draft nodes, as row indices.
     """

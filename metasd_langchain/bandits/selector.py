@@ -92,21 +92,22 @@ class Selector:
         if key is not None:
             self._live.pop(key, None)
             return
-        self._live.clear()
+        self._live = OrderedDict()  # anew, not emptied: the engine's thread may be looking at it
         self._all = self._make()
 
     def _policy(self, key: str) -> Policy:
-        if self._live is None:
+        live = self._live  # `forget` may put another in its place from another thread
+        if live is None:
             return self._make()
-        policy = self._live.get(key)
+        policy = live.get(key)
         if policy is None:
-            policy = self._live[key] = self._make()
+            policy = live[key] = self._make()
             if isinstance(policy, Fading):
                 policy.load(self._all.dump())
                 policy.fade(_WARM_START)
-        self._live.move_to_end(key)
-        while len(self._live) > self._capacity:
-            self._live.popitem(last=False)
+        live.move_to_end(key)
+        while len(live) > self._capacity:
+            live.popitem(last=False)
         return policy
 
     def credit(self, policy: Policy, situation: Situation, choice: Choice, reward: float) -> None:
@@ -209,10 +210,6 @@ class Seat:
         if situation is not None and committed > 0:
             self._selector.credit(self._policy, situation, choice, self._selector.reward(outcome))
         return outcome
-
-    def close(self) -> None:
-        """The call is over; a choice not learned from is dropped."""
-        self._situation = None
 
     def values(self) -> Mapping[str, float]:
         """The policy's value of each arm, in the reward's units."""

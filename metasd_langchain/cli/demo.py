@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.outputs import GenerationChunk
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -39,28 +37,13 @@ _SPAN_OF = "answer"
 
 
 class ShownLLM(MetaSDLLM):
-    """MetaSDLLM that also hands its steps to whoever paints them.
-
-    LangChain streams text only. So that the painted call is the pipeline's own call and no second one, the steps are
-    tapped where LangChain asks for the stream.
-    """
+    """MetaSDLLM that also hands its steps to whoever paints them: what is painted is the pipeline's own call."""
 
     shown: Callable[[Step], None] = Field(exclude=True)
     """Told every step, before its text goes down the chain."""
 
-    def _stream(
-        self,
-        prompt: str,
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[GenerationChunk]:
-        for step in self.steps(prompt, stop=stop):
-            self.shown(step)
-            chunk = GenerationChunk(text=step.text)
-            if run_manager:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-            yield chunk
+    def _watch(self, step: Step) -> None:
+        self.shown(step)
 
 
 class MiniLM(Embeddings):

@@ -79,7 +79,7 @@ class Generation:
         self._lm: CausalLM = target.lm
         seed = request.sampling.seed
         self._draws = Draws(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
-        self._seat = pool.selector.open(request.step, np.random.default_rng())
+        self._seat = pool.selector.open(f"{request.scope}/{request.step}", np.random.default_rng())
         self._sessions = Sessions(request, pool, target.lm.vocab_size)
         stream = TextStream(detokenizer.decode, detokenizer.byte_ids, request.stop)
         cap = min(request.max_tokens, target.lm.window - len(request.prompt))
@@ -134,8 +134,7 @@ class Generation:
         arm = next((arm for arm in arms if arm.name == chosen and arm.budget), None)
         if arm is None:
             return EMPTY_DRAFT
-        budget = min(arm.budget, room)
-        return self._sessions.propose(arm.drafter, self.tokens, budget, self._draws).cut(budget, room)
+        return self._sessions.propose(arm.drafter, self.tokens, min(arm.budget, room), self._draws)
 
     # -- settle: verify, halt, keep, observe, learn -----------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from metasd_langchain.engine.generation import Forward, Generation
 from metasd_langchain.engine.pool import Pool
 from metasd_langchain.engine.text import Detokenizer
 from metasd_langchain.engine.ticket import Failure, Sink, Steps, Ticket
+from metasd_langchain.engine.verify import VERIFIERS
 from metasd_langchain.errors import BadOption, EngineClosed, PromptTooLong, TargetError
 from metasd_langchain.events import CallEnded, CallStarted, Event, Observer, RoundPlayed
 from metasd_langchain.models.lm import Feed
@@ -35,6 +36,7 @@ from metasd_langchain.values import Request, Step, Summary
 __all__ = ["Engine"]
 
 logger = logging.getLogger("metasd_langchain")
+_CLOSED = "the engine was closed before the answer was complete"
 
 
 class Engine:
@@ -76,8 +78,12 @@ class Engine:
             raise BadOption("prompt", "", "at least one token")
         if len(request.prompt) >= limit:
             raise PromptTooLong(len(request.prompt), limit)
-        if request.max_tokens < 1:
+        if not isinstance(request.max_tokens, int) or request.max_tokens < 1:
             raise BadOption("max_tokens", request.max_tokens, "a whole number of at least 1")
+        if request.deadline_s is not None and not isinstance(request.deadline_s, (int, float)):
+            raise BadOption("deadline_s", request.deadline_s, "a number of seconds")
+        if request.verify not in VERIFIERS:
+            raise BadOption("verify", request.verify, " or ".join(map(repr, VERIFIERS)))
 
     def generate(self, request: Request, pool: Pool, watch: Sink | None = None) -> Steps:
         """Steps of a request as they come.
@@ -90,9 +96,11 @@ class Engine:
         steps: queue.SimpleQueue[Step | Failure] = queue.SimpleQueue()
 
         def sink(message: Step | Failure) -> None:
-            if watch is not None:
-                watch(message)
-            steps.put(message)
+            try:
+                if watch is not None:
+                    watch(message)
+            finally:  # whatever a watcher does, the caller must not wait for ever
+                steps.put(message)
 
         return Steps(self.submit(request, pool, sink), steps, self)
 
@@ -122,7 +130,7 @@ class _Loop:
 
     def __init__(self, target: Target, observers: Sequence[Observer], max_batch: int, prefill_tokens: int) -> None:
         self._target = target
-        self._detokenizer = Detokenizer(target.tokenizer)
+        self._detokenizer = Detokenizer(target.tokenizer, target.lock)
         self._observers = list(observers)
         self._max_batch, self._prefill_tokens = max_batch, prefill_tokens
         self._calls = itertools.count()
@@ -148,8 +156,9 @@ class _Loop:
             ticket.call = next(self._calls)
             self._waiting.append(ticket)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="metasd-engine", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="metasd-engine", daemon=True)
+                thread.start()
+                self._thread = thread
             self._wake.notify()
 
     def stop(self) -> None:
@@ -167,6 +176,19 @@ class _Loop:
         self._reset()
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException:  # nothing below lets one through; if it does all the same, nobody may wait for ever
+            logger.exception("the engine failed and is closed")
+        with self._wake:
+            self.closed = True
+        for ticket, generation in list(self._live):
+            self._abort(ticket, generation, EngineClosed(_CLOSED))
+        while self._waiting:
+            self._waiting.popleft().deliver(Failure(EngineClosed(_CLOSED)))
+
+    def _work(self) -> None:
+        """Rounds until the engine is closed."""
         while True:
             with self._wake:
                 if not (self.closed or self._waiting or self._live):
@@ -174,15 +196,10 @@ class _Loop:
                 while not (self.closed or self._waiting or self._live):
                     self._wake.wait()
                 if self.closed:
-                    break
+                    return
             self._drop_waiting()
             self._admit()
             self._round()
-        error = EngineClosed("the engine was closed before the answer was complete")
-        for ticket, generation in list(self._live):
-            self._abort(ticket, generation, error)
-        while self._waiting:
-            self._waiting.popleft().deliver(Failure(error))
 
     def _drop_waiting(self) -> None:
         """End requests that were cancelled, or ran out of time, before their turn came."""
@@ -229,13 +246,19 @@ class _Loop:
 
     def _drop_ended(self) -> None:
         for ticket, generation in list(self._live):
-            if ticket.cancelled.is_set():
-                self._finish(ticket, generation, generation.cancel())
-            elif ticket.overdue:
+            if not (ticket.cancelled.is_set() or ticket.overdue):
+                continue
+            try:
                 step = generation.cancel()
+            except Exception as error:
+                self._abort(ticket, generation, error)
+                continue
+            if ticket.cancelled.is_set():
+                self._finish(ticket, generation, step)
+            else:
                 if step.pieces:
                     ticket.deliver(Step((), step.pieces))
-                self._abort(ticket, generation, ticket.timeout(), step.summary)
+                self._abort(ticket, generation, ticket.timeout())
 
     def _plan(self) -> list[tuple[Ticket, Generation, Feed]]:
         room = self._prefill_tokens
@@ -298,9 +321,11 @@ class _Loop:
         self._emit(CallEnded(ticket.call, step.summary))
         ticket.deliver(step)
 
-    def _abort(
-        self, ticket: Ticket, generation: Generation, error: BaseException, summary: Summary | None = None
-    ) -> None:
+    def _abort(self, ticket: Ticket, generation: Generation, error: BaseException) -> None:
+        try:
+            summary = generation.cancel().summary  # what was done until then, for whoever counts
+        except Exception:
+            summary = None
         self._remove(ticket, generation)
         self._emit(CallEnded(ticket.call, summary, error))
         ticket.deliver(Failure(error, summary))

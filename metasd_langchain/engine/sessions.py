@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -11,17 +12,18 @@ from typing import TypeVar
 from metasd_langchain.drafters import DraftSession
 from metasd_langchain.engine.draws import Draws
 from metasd_langchain.engine.pool import Pool
+from metasd_langchain.errors import DrafterError
 from metasd_langchain.values import EMPTY_DRAFT, Draft, Request, Round
 
 __all__ = ["Sessions"]
 
 logger = logging.getLogger("metasd_langchain")
-_STRIKES = 3  # failures in a row after which a drafter sits out the rest of the answer
+_STRIKES = 3  # rounds in a row with a failure, after which a drafter sits out the rest of the answer
 T = TypeVar("T")
 
 
 class Sessions:
-    """One draft session a drafter. A drafter that raises costs its draft, never the answer.
+    """One draft session a drafter. A drafter that raises, or drafts nonsense, costs its draft, never the answer.
 
     Args:
         request: what is generated.
@@ -32,6 +34,8 @@ class Sessions:
     def __init__(self, request: Request, pool: Pool, vocab: int) -> None:
         self._vocab = vocab
         self._strikes = dict.fromkeys(pool.drafters, 0)
+        self._failed: set[str] = set()  # in this round
+        self._silent: set[str] = set()  # failed when last asked to propose, and not asked since
         self._sessions: dict[str, DraftSession] = {}
         for name, drafter in pool.drafters.items():
             try:
@@ -42,27 +46,31 @@ class Sessions:
 
     @property
     def benched(self) -> frozenset[str]:
-        """Drafters that failed too often."""
+        """Drafters that failed in three rounds in a row."""
         return frozenset(name for name, strikes in self._strikes.items() if strikes >= _STRIKES)
 
     def hints(self) -> dict[str, float]:
         """Each playing session's hint."""
-        return {name: self._guard(name, session.hint, math.nan) for name, session in self._playing()}
+        return {name: self._guard(name, partial(_hint, session), math.nan) for name, session in self._playing()}
 
     def propose(self, name: str, tokens: Sequence[int], budget: int, draws: Draws) -> Draft:
-        """The named drafter's draft, empty when it fails."""
+        """The named drafter's draft of at most `budget` nodes, none deeper than that; empty when it fails."""
         try:
-            draft = self._legal(name, self._sessions[name].propose(tokens, budget, draws))
+            draft = self._legal(name, self._sessions[name].propose(tokens, budget, draws)).cut(budget, budget)
         except Exception as error:
+            self._silent.add(name)
             self._strike(name, error)
             return EMPTY_DRAFT
-        self._strikes[name] = 0
+        self._silent.discard(name)
         return draft
 
     def observe(self, round: Round) -> None:
-        """Tell every playing session."""
+        """Tell every playing session; ends the round."""
         for name, session in self._playing():
             self._guard(name, partial(session.observe, round), None)
+            if name not in self._failed and name not in self._silent:
+                self._strikes[name] = 0
+        self._failed.clear()
 
     def close(self) -> None:
         """End every session, benched ones too."""
@@ -81,20 +89,30 @@ class Sessions:
             return fallback
 
     def _strike(self, name: str, error: Exception) -> None:
+        if name in self._failed:
+            return
+        self._failed.add(name)
         self._strikes[name] += 1
         # Only the error's class: its message may quote the prompt.
         logger.warning("drafter %s failed (%s); the answer goes on without it", name, type(error).__name__)
 
     def _legal(self, name: str, draft: Draft) -> Draft:
         """The draft without ids outside the vocabulary, nor what hangs on them."""
-        if all(0 <= token < self._vocab for token in draft.tokens):
+        tokens = [operator.index(token) for token in draft.tokens]
+        if draft.q is not None and tuple(draft.q.shape) != (len(tokens), self._vocab):
+            raise DrafterError(f"q has shape {tuple(draft.q.shape)}, not {(len(tokens), self._vocab)}")
+        if all(0 <= token < self._vocab for token in tokens):
             return draft
         logger.warning("drafter %s drafted an id outside the vocabulary; dropped", name)
         index = {-1: -1}
         kept: list[int] = []
-        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        for node, (token, parent) in enumerate(zip(tokens, draft.parents, strict=True)):
             if 0 <= token < self._vocab and parent in index:
                 index[node] = len(kept)
                 kept.append(node)
         q = None if draft.q is None else draft.q[kept]
-        return Draft(tuple(draft.tokens[i] for i in kept), tuple(index[draft.parents[i]] for i in kept), q)
+        return Draft(tuple(tokens[i] for i in kept), tuple(index[draft.parents[i]] for i in kept), q)
+
+
+def _hint(session: DraftSession) -> float:
+    return float(session.hint())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from metasd_langchain.values import Piece
@@ -15,10 +16,12 @@ class Detokenizer:
 
     Args:
         tokenizer: a transformers tokenizer.
+        lock: held while it is used, when callers encode with it at the same time.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, lock: AbstractContextManager[Any] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._lock = lock or nullcontext()
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         unknown = tokenizer.unk_token_id
         ids = tokenizer.convert_tokens_to_ids(names)
@@ -30,7 +33,8 @@ class Detokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out, spaces as they are."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        with self._lock:
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
 

@@ -19,11 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from metasd_langchain.errors import UnsupportedModel
 from metasd_langchain.models.tree import offsets, visible
 
 __all__ = ["IMPLEMENTATION", "PackedRows", "Row", "Slot", "SlotCache"]
 
 IMPLEMENTATION = "metasd"
+_UNSERVED = ("s_aux", "sinks", "head_mask", "position_bias", "alibi")  # would change scores; refused, never ignored
 _GROW = 256  # tokens a slot grows by at least: few reallocations, little waste
 _DIRECT = 80  # up to this many new tokens scores are formed directly; above, scaled_dot_product_attention saves memory
 
@@ -53,7 +55,7 @@ class Row:
     stop: int
     pending: int
     parents: tuple[int, ...]
-    masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[int | None, torch.device], Tensor | None] = field(default_factory=dict)
 
     def positions(self) -> list[int]:
         """Absolute positions of the new tokens."""
@@ -65,9 +67,10 @@ class Row:
 
     def mask(self, window: int | None, device: torch.device) -> Tensor | None:
         """Additive float32 mask ``[n, keys]`` over the visible slice, or None when everything in it is seen."""
-        if window not in self.masks:
-            self.masks[window] = self._build_mask(window, device)
-        return self.masks[window]
+        key = window, device  # layers may lie on several devices
+        if key not in self.masks:
+            self.masks[key] = self._build_mask(window, device)
+        return self.masks[key]
 
     def _build_mask(self, window: int | None, device: torch.device) -> Tensor | None:
         n = self.stop - self.start
@@ -209,9 +212,9 @@ class SlotCache:
         base = slot.length + pending
         if any(node != place for place, node in enumerate(path)):
             index = torch.tensor([base + node for node in path])
-            for tensors in (slot.keys, slot.values):
-                for tensor in tensors:
-                    tensor[:, base : base + len(path)] = tensor[:, index.to(tensor.device)]
+            places = {tensor.device: index.to(tensor.device) for tensor in slot.keys}
+            for tensor in (*slot.keys, *slot.values):
+                tensor[:, base : base + len(path)] = tensor[:, places[tensor.device]]
         slot.length = base + len(path)
 
 
@@ -229,6 +232,9 @@ def _attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """The function transformers calls in place of its own attention; see ``AttentionInterface``."""
+    refused = [name for name in _UNSERVED if kwargs.get(name) is not None]
+    if refused:
+        raise UnsupportedModel(f"attention with {', '.join(refused)}")
     rows: PackedRows = kwargs["metasd"]
     scale = kwargs.get("scaling")
     if scale is None:

@@ -19,7 +19,7 @@ import torch
 
 from metasd_langchain.errors import LoadError, MissingExtra
 
-__all__ = ["EMBEDDED", "MANIFEST", "cache_root", "embedded_folder", "read_tokenizer"]
+__all__ = ["EMBEDDED", "MANIFEST", "cache_root", "embedded_folder", "read_tokenizer", "rebuild"]
 
 EMBEDDED = "gemma-3-270m"
 _FORMAT = 1  # raise when the layout of the converted folder changes
@@ -46,16 +46,30 @@ def embedded_folder(say: Callable[[str], None]) -> Path:
         return folder
     from filelock import FileLock  # a dependency of transformers
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # a second process waits, then finds the work done
-        if _complete(folder):
-            return folder
-        if folder.exists():
-            say(f"the converted model in {folder.name} is damaged or outdated: converting again")
-            shutil.rmtree(folder)
-        say(f"converting {EMBEDDED} once into the cache (about a minute)")
-        _convert(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):  # a second process waits, then finds the work done
+            return folder if _complete(folder) else _renew(folder, say)
+    except OSError as cause:
+        raise LoadError(f"the cache folder cannot be written: {cause}", hint="set METASD_CACHE") from cause
+
+
+def _renew(folder: Path, say: Callable[[str], None]) -> Path:
+    """Convert, under the lock; leftovers of conversions that were killed go first."""
+    for leftover in folder.parent.glob(f".{folder.name}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    if folder.exists():
+        say(f"the converted model in {folder.name} is damaged or outdated: converting again")
+        shutil.rmtree(folder)
+    say(f"converting {EMBEDDED} once into the cache (about a minute)")
+    _convert(folder)
     return folder
+
+
+def rebuild(say: Callable[[str], None]) -> Path:
+    """The folder made anew, because what is in it cannot be read though its sizes are right."""
+    (cache_root() / f"{EMBEDDED}-v{_FORMAT}" / MANIFEST).unlink(missing_ok=True)
+    return embedded_folder(say)
 
 
 def read_tokenizer(folder: Path) -> Any:

@@ -17,6 +17,7 @@ from metasd_langchain.values import EMPTY_DRAFT, Draft
 
 __all__ = ["CausalLM", "Feed", "Scores", "Slot"]
 
+_PROBE = (3, 7, 5)
 _ATTENDING = {"full_attention", "sliding_attention"}
 
 
@@ -80,7 +81,8 @@ class CausalLM:
     def __init__(self, model: Any, *, owned: bool = False, compile: bool = False) -> None:
         self.config = model.config.get_text_config()
         _refuse(model, self.config)
-        twin: Any = shadow(model).eval()
+        reference = _plain_logits(model)
+        twin: Any = shadow(model, owned).eval()
         twin.set_attn_implementation(IMPLEMENTATION)
         self.packed_linears = pack_linears(twin) if owned else 0
         self._cache = SlotCache(self.config.num_hidden_layers)
@@ -90,7 +92,7 @@ class CausalLM:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self._model = torch.compile(twin, dynamic=True) if compile else twin
         try:
-            self._probe()
+            self._probe(reference)
         except (RuntimeError, TypeError, AttributeError, KeyError, IndexError, ValueError) as cause:
             raise UnsupportedModel(
                 f"{self.config.model_type}: a packed forward fails ({type(cause).__name__})"
@@ -99,16 +101,17 @@ class CausalLM:
     def score(self, feeds: Sequence[Feed], hidden_layers: Sequence[int] = ()) -> Scores:
         """One forward over all feeds. Slots keep their length until ``keep``."""
         rows, tokens, positions, wanted, starts = self._pack(feeds)
-        index = torch.tensor(wanted, device=self.device, dtype=torch.long)
+        index = torch.tensor(wanted, dtype=torch.long)  # on the host: the last layer may lie on another device
+        context = PackedRows(self._cache, rows)
         with torch.inference_mode():
             output = self._model(
                 input_ids=torch.tensor([tokens], device=self.device),
                 position_ids=torch.tensor([positions], device=self.device),
-                cache=PackedRows(self._cache, rows),
+                cache=context,
                 use_cache=True,
                 logits_to_keep=index,
                 output_hidden_states=bool(hidden_layers),
-                metasd=PackedRows(self._cache, rows),
+                metasd=context,
             )
             hidden = {layer: output.hidden_states[layer][0, index] for layer in hidden_layers}
             return Scores(output.logits[0], tuple(starts), hidden)
@@ -142,20 +145,26 @@ class CausalLM:
             wanted += range(row.stop - feed.rows, row.stop)
         return rows, tokens, positions, wanted, starts
 
-    def _probe(self) -> None:
-        """Compare packed rounds with a plain forward on three tokens: catches state outside the slots."""
-        tokens = tuple(min(token, self.vocab_size - 1) for token in (3, 7, 5))
-        whole, split = Slot(), Slot()
-        one = self.score([Feed(whole, tokens)]).logits[-1].float()
+    def _probe(self, reference: Tensor) -> None:
+        """Compare packed rounds with the model's own forward: catches state outside the slots, unserved attention."""
+        tokens, split = _PROBE, Slot()
         first = Feed(split, tokens[:1], Draft.chain(tokens[2:]))
         self.score([first])
         self.keep(first)
-        two = self.score([Feed(split, tokens[1:])]).logits[-1].float()
+        logits = self.score([Feed(split, tokens[1:])]).logits[-1].float().cpu()
         if len(split.keys) != self.config.num_hidden_layers or any(key.dim() < 3 for key in split.keys):
             raise UnsupportedModel(f"{self.config.model_type}: some layers keep no keys and values")
         tolerance = 1e-3 if self.dtype == torch.float32 else 0.05
-        if (one - two).abs().max() > tolerance * max(1.0, float(one.abs().max())):
+        if (logits - reference).abs().max() > tolerance * max(1.0, float(reference.abs().max())):
             raise UnsupportedModel(f"{self.config.model_type}: packed rounds and a plain forward disagree")
+
+
+def _plain_logits(model: nn.Module) -> Tensor:
+    """Logits after the probe's tokens by the model's own code, ``[vocab]``."""
+    device = model.get_input_embeddings().weight.device  # type: ignore[operator]
+    with torch.inference_mode():
+        output = model.eval()(input_ids=torch.tensor([_PROBE], device=device), use_cache=False)
+    return output.logits[0, -1].float().cpu()  # type: ignore[no-any-return]
 
 
 def _refuse(model: nn.Module, config: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -13,9 +14,10 @@ from typing import Any
 
 import torch
 
-from metasd_langchain.errors import BadOption, LoadError
-from metasd_langchain.models.embedded import EMBEDDED, MANIFEST, embedded_folder, read_tokenizer
+from metasd_langchain.errors import BadOption, LoadError, MissingExtra
+from metasd_langchain.models.embedded import EMBEDDED, MANIFEST, embedded_folder, read_tokenizer, rebuild
 from metasd_langchain.models.lm import CausalLM
+from metasd_langchain.models.packed_linear import native_bfloat16
 
 __all__ = ["Progress", "Target", "load_target", "pick_device", "pick_dtype"]
 
@@ -84,15 +86,18 @@ def load_target(
         name = str(getattr(live.config, "_name_or_path", "") or live.config.model_type)
         return replace(_target(name, live, tokenizer, False, compile), source=model)
     say = progress or logger.info
-    name, where, extra = _locate(str(model), say)
     device = pick_device(device)
-    options = {"dtype": pick_dtype(dtype, device), **extra, **dict(model_kwargs or {})}
+    options = {"dtype": pick_dtype(dtype, device), **dict(model_kwargs or {})}
     if revision:
         options["revision"] = revision
+    name, where, extra = _locate(str(model), say)
     say(f"loading {name}")
-    live, tokenizer = _read(where, options)
-    if "device_map" not in options and device != "cpu":
-        live = live.to(device)
+    try:
+        live, tokenizer = _read(where, {**extra, **options}, device)
+    except LoadError as error:
+        if name != EMBEDDED or isinstance(error.__cause__, TypeError):  # a wrong option, not a damaged file
+            raise
+        live, tokenizer = _read(str(rebuild(say)), {**extra, **options}, device)  # damaged without a change of size
     return _target(name, live, tokenizer, True, compile)
 
 
@@ -110,7 +115,7 @@ def pick_dtype(dtype: str, device: str) -> Any:
     if dtype == "auto":
         if device != "cpu":
             return "auto"
-        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+        return torch.bfloat16 if native_bfloat16() else torch.float32
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise BadOption("dtype", dtype, "auto, float32, bfloat16 or float16")
@@ -146,12 +151,14 @@ def _locate(model: str, say: Progress) -> tuple[str, str, dict[str, Any]]:
     return model, model, {}
 
 
-def _read(where: str, options: dict[str, Any]) -> tuple[Any, Any]:
+def _read(where: str, options: dict[str, Any], device: str) -> tuple[Any, Any]:
+    if "gguf_file" in options and not all(importlib.util.find_spec(name) for name in ("gguf", "accelerate")):
+        raise MissingExtra("support for GGUF files", "gguf")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     shared = {
         key: options[key]
-        for key in ("revision", "local_files_only", "gguf_file", "trust_remote_code")
+        for key in ("revision", "local_files_only", "gguf_file", "trust_remote_code", "token", "cache_dir", "proxies")
         if key in options
     }
     embedded = (Path(where) / MANIFEST).is_file()
@@ -159,7 +166,9 @@ def _read(where: str, options: dict[str, Any]) -> tuple[Any, Any]:
     try:
         with ThreadPoolExecutor(1, "metasd-tokenizer") as thread:  # a large vocabulary takes as long as the weights
             tokenizer = thread.submit(read)
-            live = AutoModelForCausalLM.from_pretrained(where, **options)
+            live: Any = AutoModelForCausalLM.from_pretrained(where, **options)
+            if "device_map" not in options and device != "cpu":
+                live = live.to(device)
             return live, tokenizer.result()
     except Exception as cause:  # transformers raises many kinds, all meaning the same to our caller
         raise LoadError(f"could not load {Path(where).name}: {type(cause).__name__}: {cause}") from cause

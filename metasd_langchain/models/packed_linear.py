@@ -1,6 +1,6 @@
-"""Linear layers of a half-precision model on a CPU, with weights laid out once for oneDNN.
+"""Linear layers of a bfloat16 model on a CPU, with weights laid out once for oneDNN.
 
-torch's own linear reorders a half-precision weight again in every call; laid out once, the same product reads memory
+torch's own linear reorders such a weight again in every call; laid out once, the same product reads memory
 about twice as fast (evaluators ``cost`` prints both). Results differ from torch's linear by rounding only.
 """
 
@@ -9,11 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PackedLinear", "pack_linears"]
+__all__ = ["PackedLinear", "native_bfloat16", "pack_linears"]
+
+
+def native_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 natively and torch has oneDNN to do it with."""
+    try:
+        return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return False
 
 
 class PackedLinear(nn.Module):
-    """Drop-in for a frozen ``nn.Linear`` in bfloat16 or float16 on a CPU.
+    """Drop-in for a frozen ``nn.Linear`` in bfloat16 on a CPU.
 
     Args:
         linear: the layer; its weight may be freed afterwards.
@@ -36,7 +44,7 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Replace every plain half-precision ``nn.Linear`` on the CPU in place; returns how many.
+    """Replace every plain bfloat16 ``nn.Linear`` on the CPU in place; returns how many.
 
     Subclasses (quantised layers) are left alone, and so is everything when this build of torch cannot do it.
     """
@@ -53,7 +61,7 @@ def pack_linears(model: nn.Module) -> int:
 
 def _supported() -> bool:
     """Whether the product exists here and agrees with torch's own on a small example."""
-    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if not native_bfloat16():
         return False
     generator = torch.Generator().manual_seed(0)
     linear = nn.utils.skip_init(nn.Linear, 64, 48, dtype=torch.bfloat16)  # draws nothing from the global generator

@@ -9,16 +9,27 @@ from typing import Any
 
 from torch import nn
 
+from metasd_langchain.errors import UnsupportedModel
+
 __all__ = ["shadow"]
 
 
-def shadow(model: nn.Module) -> nn.Module:
+def shadow(model: nn.Module, owned: bool) -> nn.Module:
     """Copy the module objects and the config, share every parameter.
 
     The copy's buffers dictionaries are its own, so rotary scaling that replaces a buffer does not reach the original.
-    A model whose modules carry hooks bound to themselves (accelerate's dispatch over devices) is returned as it is.
+    A model whose modules carry a ``forward`` or hooks of their own (accelerate's dispatch over devices, a compiled
+    forward) cannot be copied so: it is used as it is when nobody else owns it.
+
+    Raises:
+        UnsupportedModel: such a model that belongs to somebody.
     """
     if any("forward" in module.__dict__ or hasattr(module, "_hf_hook") for module in model.modules()):
+        if not owned:
+            raise UnsupportedModel(
+                "a live model whose modules have a forward or hooks of their own",
+                hint="pass its folder or hub id, with device_map or compile as options",
+            )
         return model
     return _copy(model, {}, {})
 

@@ -20,16 +20,18 @@ _SOFT = 1  # omp_pause_soft: free threads, keep settings (OpenMP 5.0, section 3.
 
 def release_team() -> None:
     """Give back the calling thread's team. Call it outside torch operations; does nothing where there is none."""
-    pause = _pause()
-    if pause is not None:
+    for pause in _pauses():
         pause(_SOFT)
 
 
 @functools.cache
-def _pause() -> Callable[[int], int] | None:
-    """``omp_pause_resource_all`` of the GNU runtime that torch loaded, or None (other runtimes spin by other rules)."""
+def _pauses() -> list[Callable[[int], int]]:
+    """``omp_pause_resource_all`` of every GNU runtime in the process (torch brings one, scikit-learn another). Empty
+    elsewhere: other runtimes spin by other rules.
+    """
     try:
-        loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
-        return ctypes.CDLL(loaded.pop()).omp_pause_resource_all if len(loaded) == 1 else None
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        loaded = {line.split()[-1] for line in lines if "libgomp" in line and "/" in line}
+        return [ctypes.CDLL(path).omp_pause_resource_all for path in sorted(loaded)]
     except (OSError, AttributeError):
-        return None
+        return []

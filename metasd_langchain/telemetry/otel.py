@@ -123,7 +123,10 @@ class CallSpan:
                 self._write(summary, error, cancelled)
             except Exception as failure:  # noqa: BLE001  an answer is not lost because its span cannot be written
                 _log.warning("span left incomplete: %s", type(failure).__name__)
-        self._span.end()
+        try:
+            self._span.end()
+        except Exception as failure:  # noqa: BLE001  nor because a span processor fails
+            _log.warning("span not delivered: %s", type(failure).__name__)
 
     def _write(self, summary: Summary | None, error: BaseException | None, cancelled: bool) -> None:
         span = self._span

@@ -91,15 +91,6 @@ def test_a_prompt_round_is_judged_by_usual_costs():
     assert outcome.plain_s == outcome.score_s == pytest.approx(0.050)
 
 
-def test_a_closed_seat_learns_no_more():
-    made = selector()
-    seat = made.open("a", rng())
-    choice = seat.choose({"suffix@8": 5.0})
-    seat.close()
-    settle(seat, choice)
-    assert set(seat.values()) == {PLAIN}
-
-
 def test_a_row_of_a_batch_pays_for_what_its_draft_adds():
     """A forward of 8 plain rows takes 80 ms; 4 nodes more take 4 ms. The row owns 10 ms, and its draft costs 4 ms."""
     costs = CostModel()

@@ -300,3 +300,125 @@ def test_each_pipeline_step_has_its_own_memory(llm: MetaSDLLM) -> None:
     names = seen.names()
     assert names[:3] == ["rewrite", "agent", "mine"]
     assert len(set(names)) == 5
+
+
+def test_what_tells_one_cached_answer_from_another(truth: str) -> None:
+    cache = InMemoryCache()
+    stop = truth[5:8]
+    cut = make(cache=cache, stop=[stop]).invoke(PROMPT)
+    assert make(cache=cache).invoke(PROMPT) == truth != cut
+    other = MetaSDLLM(model=(tiny_model(seed=1), TOKENIZER), max_tokens=24, cache=cache)  # same name, other weights
+    assert other.invoke(PROMPT) != truth
+
+
+async def test_a_cold_batch_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from metasd_langchain.models import load
+
+    slow = load.CausalLM
+
+    def loading(*args: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        return slow(*args, **options)
+
+    monkeypatch.setattr(load, "CausalLM", loading)
+    llm = MetaSDLLM(model=(tiny_model(seed=2), TOKENIZER), max_tokens=4)
+    task = asyncio.ensure_future(llm.abatch([PROMPT, PROMPT, PROMPT]))
+    late, last = 0.0, time.perf_counter()
+    while not task.done():
+        await asyncio.sleep(0.002)
+        late, last = max(late, time.perf_counter() - last), time.perf_counter()
+    answers = await task
+    assert len(set(answers)) == 1
+    assert late < 0.2
+
+
+def test_a_failing_span_processor_does_not_keep_the_answer(
+    llm: MetaSDLLM, truth: str, spans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("exporter broke")
+
+    monkeypatch.setattr(type(spans), "export", fail)
+    assert llm.invoke(PROMPT) == truth
+
+
+def test_options_of_the_wrong_type_are_named() -> None:
+    llm = make()
+    for options in ({"max_tokens": "5"}, {"max_tokens": 2.5}, {"timeout": "5"}, {"temperature": "hot"}):
+        with pytest.raises(BadOption, match=next(iter(options))):
+            llm.invoke(PROMPT, **options)
+    for options in ({"drafters": "suffix@16"}, {"device": "gpu"}, {"dtype": "int8"}):
+        with pytest.raises(BadOption, match=next(iter(options))):
+            make(**options)
+    with pytest.raises(RequestError, match="surrogate"):
+        llm.invoke("\ud800")
+
+
+def test_stop_sequences_of_a_call(llm: MetaSDLLM, truth: str) -> None:
+    stop = truth[9:13]
+    want = truth[: truth.index(stop)]
+    assert llm.invoke(PROMPT, stop_sequences=[stop]) == want
+    assert "".join(llm.stream(PROMPT, stop_sequences=[stop])) == want
+    assert make(stop=[stop]).invoke(PROMPT, stop=[]) == want  # nothing is no stop, so the field's stays
+
+
+def test_loading_options_reach_transformers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    import transformers
+
+    MODEL.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    seen: dict[str, Any] = {}
+    real = transformers.AutoModelForCausalLM.from_pretrained
+
+    def note(where: str, **options: Any) -> Any:
+        seen.update(options)
+        return real(where, **{k: v for k, v in options.items() if k in ("dtype", "local_files_only")})
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", note)
+    wanted = {"device_map": "auto", "quantization_config": object()}
+    MetaSDLLM(model=str(tmp_path), dtype="float32", revision="v1", model_kwargs=wanted, max_tokens=2).invoke(PROMPT)
+    assert {name: seen[name] for name in wanted} == wanted
+    assert seen["revision"] == "v1"
+
+
+def test_the_models_variable_names_the_default_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    MODEL.save_pretrained(tmp_path / "mine")
+    TOKENIZER.save_pretrained(tmp_path / "mine")
+    monkeypatch.setenv("METASD_MODEL", str(tmp_path / "mine"))
+    llm = MetaSDLLM(dtype="float32", max_tokens=3)
+    assert llm._load().target.name == "mine"
+    assert llm.generate([PROMPT]).llm_output["model_name"] == "mine"  # type: ignore[index]
+
+
+def test_settings_are_overruled_by_what_is_given(tmp_path: Any) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"drafters": ["lookup@3", "plain"], "policy": "ucb"}')
+    llm = make(settings=str(file), policy="random")
+    assert (llm.drafters, llm.policy) == (["lookup@3", "plain"], "random")
+
+
+def test_scopes_see_nothing_of_each_other(truth: str) -> None:
+    llm = make(drafters=["suffix@16"], policy="fixed", max_tokens=60)
+
+    def drafted(scope: str) -> int:
+        steps = list(llm.steps(PROMPT, scope=scope))
+        summary = steps[-1].summary
+        assert summary is not None
+        return sum(record.accepted for record in summary.rounds)
+
+    first = drafted("a")
+    assert drafted("a") > first  # its own past answer is in the index
+    assert drafted("b") == first
+
+
+def test_a_closed_engine_is_loaded_again_and_forgotten(truth: str) -> None:
+    import gc
+    import weakref
+
+    llm = MetaSDLLM(model=(tiny_model(), TOKENIZER), max_tokens=24)
+    assert llm.invoke(PROMPT) == truth
+    engine = weakref.ref(llm._load())
+    llm.close()
+    gc.collect()
+    assert engine() is None
+    assert llm.invoke(PROMPT) == truth

@@ -148,3 +148,25 @@ def test_tree_positions_and_visibility_by_hand() -> None:
         [1, 1, 1, 0, 0, 1, 0],
         [1, 1, 1, 0, 1, 0, 1],
     ]
+
+
+def test_attention_with_sinks_is_refused_not_ignored() -> None:
+    import transformers
+
+    config = transformers.GptOssConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModel):
+        CausalLM(transformers.GptOssForCausalLM(config).eval())
+
+
+def test_a_live_model_with_a_forward_of_its_own_is_refused_and_left_alone() -> None:
+    model = tiny_model()
+    layer = model.model.layers[0]
+    layer.forward = layer.forward  # what torch.compile(layer.forward) or accelerate's hooks leave behind
+    with pytest.raises(UnsupportedModel, match="forward or hooks"):
+        CausalLM(model)
+    assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=2, do_sample=False).shape == (1, 4)
+    assert CausalLM(model, owned=True).score([Feed(Slot(), (5, 6))]).logits.shape == (1, 512)
