@@ -146,7 +146,7 @@ def test_the_demo_plays_measures_and_exports(folder: str, monkeypatch: pytest.Mo
     arguments = ("--model", folder, "--dtype", "float32", "--max-tokens", "24", "--svg", str(picture))
     done = run_demo(monkeypatch, *arguments)
     assert done.exit_code == 0, done.output
-    for name in ("suffix", "lookup", "recycling", "target", "rewrite", "answer", "summarise", "extract", "code"):
+    for name in ("suffix", "recycling_tree", "target", "rewrite", "answer", "summarise", "extract", "code"):
         assert name in done.stdout
     assert "5 of 5 answers token for token the same" in done.stdout.splitlines()[-1]
     assert done.stdout.count("speed-up") >= 6
