@@ -18,6 +18,7 @@ from metasd_langchain.values import Sampling
 __all__ = ["HEAD", "Head", "best", "blocks_of", "find_heads", "scaled"]
 
 HEAD = 64
+_ROWS = 4  # rows worked on at once: their float32 copy stays in the cache, and memory is not fetched anew each round
 _BLOCK = 128  # columns a block: high columns are sought only in the blocks with the highest maxima
 
 
@@ -54,6 +55,9 @@ def best(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         float32 values and int64 ids, ``[rows, min(k, vocab)]``. Exact: a token among the best k lies in one of the k
         blocks whose maxima are highest (ordered by maximum, then by place), so only those blocks are searched.
     """
+    if len(logits) > _ROWS:
+        parts = [best(part, k) for part in logits.split(_ROWS)]
+        return torch.cat([values for values, _ in parts]), torch.cat([ids for _, ids in parts])
     k = min(k, logits.shape[1])
     blocks = blocks_of(logits.float())
     tops = blocks.amax(-1)
