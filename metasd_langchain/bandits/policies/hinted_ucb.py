@@ -56,7 +56,7 @@ DEFAULT_PRIOR: Mapping[str, Mapping[str, float]] = {
     "recycling_tree": {"miss": 0.05, "1": 0.075, "2": 0.115, "3-4": 0.23},
     PLAIN: {"nan": 0.0625},
 }  # fmt: skip
-_DEFAULTS: Mapping[str, object] = {"c": 0.5, "prior": {}, "prior_weight": 3.0, "keep": 0.98, "forget": 0.02}
+_DEFAULTS: Mapping[str, object] = {"c": 0.5, "prior": {}, "prior_weight": 3.0, "keep": 0.99, "forget": 0.02}
 _TYPICAL = 0.05  # size of a gain; turns the rounds below into gains
 _LEAST_GAIN = 0.005  # a promise of no gain at all would say nothing when it is broken
 _SHARED_WEIGHT = 2.0  # rounds that "all arms are as the table says" counts
@@ -107,7 +107,7 @@ class HintedUCB:
         c: float = 0.5,
         prior: Mapping[str, Mapping[str, float]] | None = None,
         prior_weight: float = 3.0,
-        keep: float = 0.98,
+        keep: float = 0.99,
         forget: float = 0.02,
     ) -> None:
         self._c, self._weight, self._log_keep, self._forget = c, prior_weight, math.log(keep), forget
