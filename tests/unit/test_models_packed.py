@@ -170,3 +170,10 @@ def test_a_live_model_with_a_forward_of_its_own_is_refused_and_left_alone() -> N
         CausalLM(model)
     assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=2, do_sample=False).shape == (1, 4)
     assert CausalLM(model, owned=True).score([Feed(Slot(), (5, 6))]).logits.shape == (1, 512)
+
+
+def test_compile_is_handed_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, object]] = []
+    monkeypatch.setattr(torch, "compile", lambda model, **options: (calls.append(options), model)[1])
+    CausalLM(tiny_model("llama"), compile=True)
+    assert calls == [{"dynamic": True}]
