@@ -36,7 +36,7 @@ __all__ = [
     "VerifyMode",
 ]
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 VerifyMode = Literal["invariant", "rejection"]
 PLAIN = "plain"  # the arm that drafts nothing
 
@@ -303,7 +303,7 @@ class Summary:
 
     Attributes:
         prompt_tokens, completion_tokens: usage; the stop token counts.
-        finish_reason: "stop", "length" or "cancelled".
+        finish_reason: "stop", "length", "cancelled" or "error".
         rounds: one record a round that committed tokens.
         prefill_s: seconds of the forwards that read the prompt.
         first_token_s: seconds from submission to the first committed token.

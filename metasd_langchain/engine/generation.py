@@ -216,10 +216,10 @@ class Generation:
 
     # -- end --------------------------------------------------------------------------------------------------------
 
-    def cancel(self) -> Step:
+    def end(self, finish: FinishReason) -> Step:
         """End the answer from outside, with what is there."""
         pieces: tuple[Piece, ...] = self._halt.flush()
-        return Step((), pieces, summary=self._summary("cancelled"))
+        return Step((), pieces, summary=self._summary(finish))
 
     def close(self) -> None:
         """Free the slot and end the draft sessions."""

@@ -249,7 +249,7 @@ class _Loop:
             if not (ticket.cancelled.is_set() or ticket.overdue):
                 continue
             try:
-                step = generation.cancel()
+                step = generation.end("cancelled" if ticket.cancelled.is_set() else "error")
             except Exception as error:
                 self._abort(ticket, generation, error)
                 continue
@@ -323,7 +323,7 @@ class _Loop:
 
     def _abort(self, ticket: Ticket, generation: Generation, error: BaseException) -> None:
         try:
-            summary = generation.cancel().summary  # what was done until then, for whoever counts
+            summary = generation.end("error").summary  # what was done until then, for whoever counts
         except Exception:
             summary = None
         self._remove(ticket, generation)

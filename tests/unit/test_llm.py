@@ -15,7 +15,14 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import PromptTemplate
 
 from metasd_langchain import MetaSDLLM
-from metasd_langchain.errors import BadOption, DeadlineExceeded, RequestError, UnknownName, UnsupportedParameter
+from metasd_langchain.errors import (
+    BadOption,
+    DeadlineExceeded,
+    RequestError,
+    TargetError,
+    UnknownName,
+    UnsupportedParameter,
+)
 from metasd_langchain.testing.models import reference_tokens, tiny_model, tiny_tokenizer
 
 PROMPT = "the cat sat on the mat and then the cat sat on the"
@@ -422,3 +429,23 @@ def test_a_closed_engine_is_loaded_again_and_forgotten(truth: str) -> None:
     gc.collect()
     assert engine() is None
     assert llm.invoke(PROMPT) == truth
+
+
+def test_a_failed_call_is_an_error_and_no_cancellation(spans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = MetaSDLLM(model=(tiny_model(seed=3), TOKENIZER), max_tokens=24)
+    lm = llm._load().target.lm
+    score, calls = lm.score, iter(range(100))
+
+    def fail(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise RuntimeError("out of memory")
+        return score(*args)
+
+    monkeypatch.setattr(lm, "score", fail)
+    with pytest.raises(TargetError, match="RuntimeError"):
+        llm.invoke(PROMPT)
+    found = spans.get_finished_spans()[-1].attributes
+    assert found["error.type"] == "TargetError"
+    assert found["gen_ai.response.finish_reasons"] == ("error",)
+    assert "metasd.cancelled" not in found
+    assert found["gen_ai.usage.output_tokens"] >= 3  # what was done until then
