@@ -122,6 +122,7 @@ def shared_engine(
     dtype: str = "auto",
     device: str = "auto",
     compile: bool = False,
+    num_threads: int | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Engine:
@@ -134,7 +135,7 @@ def shared_engine(
 
     kwargs = dict(model_kwargs or {})
     named = tuple(map(id, model)) if isinstance(model, tuple) else str(model)
-    key = (named, revision, dtype, device, compile, repr(sorted(kwargs.items(), key=lambda item: item[0])))
+    key = (named, revision, dtype, device, compile, num_threads, repr(sorted(kwargs.items(), key=lambda item: item[0])))
     with _lock:
         engine = _engines.get(key)
         if engine is None or engine.closed:
@@ -151,7 +152,7 @@ def shared_engine(
             # On a thread that ends: the OpenMP team it leaves behind ends with it (see models/threads.py).
             with ThreadPoolExecutor(1, "metasd-load") as thread:
                 target = thread.submit(load).result()
-            engine = _engines[key] = Engine(target)
+            engine = _engines[key] = Engine(target, num_threads=num_threads)
         _latest[:] = [engine]
         return engine
 

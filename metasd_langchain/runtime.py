@@ -26,16 +26,16 @@ class Runtime:
         self.scope = uuid.uuid4().hex  # who shares nothing else shares no text indexes and no bandit memory either
         self._loading = threading.Lock()  # held for as long as weights take to load, so pools have a lock of their own
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
-        self._engine_key: object = None
+        self._engines: dict[object, Engine] = {}
         self._pools: dict[object, Pool] = {}
 
     def engine(self, key: object, make: Callable[[], Engine]) -> Engine:
         """The engine for a set of loading options, kept alive as long as this object."""
         with self._loading:
-            if self._engine is None or self._engine_key != key or self._engine.closed:
-                self._engine, self._engine_key = make(), key
-            return self._engine
+            engine = self._engines.get(key)
+            if engine is None or engine.closed:
+                engine = self._engines[key] = make()
+            return engine
 
     def pool(self, key: object, make: Callable[[], Pool]) -> Pool:
         """The pool for a set of arms, policy, reward and memory."""
@@ -51,11 +51,12 @@ class Runtime:
         for pool in pools:
             pool.forget()
 
-    def take(self) -> Engine | None:
-        """Give the engine up, if there is one."""
+    def take(self) -> list[Engine]:
+        """Give up the engines there are."""
         with self._loading:
-            engine, self._engine = self._engine, None
-        return engine
+            engines = list(self._engines.values())
+            self._engines.clear()
+        return engines
 
 
 class _SpanEnd:

@@ -7,9 +7,9 @@ A *node* is one drafted token; nodes form a tree whose root is the last committe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from metasd_langchain.errors import BadOption
 
@@ -29,9 +29,11 @@ __all__ = [
     "Round",
     "RoundRecord",
     "Sampling",
+    "Shaping",
     "Situation",
     "Step",
     "Summary",
+    "TokenLogprob",
     "Verdict",
     "VerifyMode",
 ]
@@ -105,7 +107,8 @@ class Verdict:
 
     Attributes:
         path: accepted node indices, root to leaf.
-        tokens: ``len(path) + 1`` committed tokens: the accepted ones, then the correction or bonus token.
+        tokens: committed tokens: the accepted ones, then the correction or bonus token. That one is missing when the
+            answer ended with an accepted token.
         agreement: for every node of the draft ``1 - TV(p, q)`` at its position (also past a rejection), when it was
             asked for; else empty.
     """
@@ -229,6 +232,56 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Shaping:
+    """How the target's logits change before a token is chosen. State is a row's own text: committed tokens and, for a
+    drafted node, the path to it.
+
+    Args:
+        logit_bias: pairs (token id, what is added to its logit); -100 in effect bans a token.
+        repetition_penalty: divides positive and multiplies negative logits of tokens that prompt or answer hold
+            (Keskar et al. 2019, CTRL); 1 is off.
+        no_repeat_ngram_size: no n-gram of prompt and answer occurs twice; 0 is off.
+        presence_penalty: subtracted once from tokens that the answer holds.
+        frequency_penalty: subtracted for each time the answer holds a token.
+        min_tokens: stop ids are impossible before the answer has this many tokens.
+        processors: callables ``(ids [1, n], logits [1, vocab]) -> logits``, as transformers' LogitsProcessor. Called in
+            order, last, once for each position of the answer, with committed tokens only.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    processors: tuple[Callable[[Any, Any], Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for token, bias in self.logit_bias:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise BadOption("logit_bias", token, "token ids")
+            _number("logit_bias", bias, -1e4, 1e4, "a finite number for each token id")
+        _number("repetition_penalty", self.repetition_penalty, 1e-3, 1e3, "a number above 0; 1 is off")
+        for option in ("presence_penalty", "frequency_penalty"):
+            _number(option, getattr(self, option), -2.0, 2.0, "a number in [-2, 2]")
+        for option in ("no_repeat_ngram_size", "min_tokens"):
+            value = getattr(self, option)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise BadOption(option, value, "a whole number of at least 0")
+        for processor in self.processors:
+            if not callable(processor):
+                raise BadOption("logits_processors", type(processor).__name__, "callables (ids, logits) -> logits")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is changed at all."""
+        return self != _AS_IS
+
+
+_AS_IS = Shaping()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One answer to generate.
 
@@ -243,6 +296,10 @@ class Request:
         step: name of the pipeline step, the key under which the bandit remembers.
         scope: requests of other scopes see nothing of this one's text or bandit memory.
         deadline_s: seconds after submission at which DeadlineExceeded is raised, or None.
+        shaping: what happens to logits before a token is chosen.
+        completion: which of several answers to one prompt; each has randomness of its own under the same seed.
+        logprobs: None, or how many of the most likely tokens are reported beside each committed token.
+        limit: most tokens of prompt and answer together; None, or more than the model's window: the window.
     """
 
     prompt: tuple[int, ...]
@@ -254,6 +311,10 @@ class Request:
     step: str = ""
     scope: str = ""
     deadline_s: float | None = None
+    shaping: Shaping = _AS_IS
+    completion: int = 0
+    logprobs: int | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +399,22 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A committed token's natural log-probability in the target's own distribution: softmax of its logits at
+    temperature 1, before penalties and filters.
+
+    Attributes:
+        token: id.
+        logprob: its log-probability.
+        top: the most likely tokens with theirs, most likely first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What a caller receives after each round of its request.
 
@@ -348,6 +425,7 @@ class Step:
         arm: arm that played the round.
         accepted: how many of the tokens, from the front, were drafted.
         summary: set on the last step only.
+        logprobs: one a token, when the request asked for them.
     """
 
     tokens: tuple[int, ...]
@@ -355,6 +433,7 @@ class Step:
     arm: str = PLAIN
     accepted: int = 0
     summary: Summary | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def text(self) -> str:

@@ -17,11 +17,12 @@ import numpy as np
 from metasd_langchain.engine.draws import Draws
 from metasd_langchain.engine.halt import Halt, Taken
 from metasd_langchain.engine.pool import Pool
-from metasd_langchain.engine.sampling import TargetRows
+from metasd_langchain.engine.sampling import Shape, TargetRows
 from metasd_langchain.engine.sessions import Sessions
 from metasd_langchain.engine.text import Detokenizer, TextStream
 from metasd_langchain.engine.verify import VERIFIERS, agreement
 from metasd_langchain.models.lm import CausalLM, Feed, Scores, Slot
+from metasd_langchain.models.shaper import Shaper
 from metasd_langchain.values import (
     EMPTY_DRAFT,
     PLAIN,
@@ -34,10 +35,13 @@ from metasd_langchain.values import (
     RoundRecord,
     Step,
     Summary,
+    TokenLogprob,
     Verdict,
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from metasd_langchain.models.load import Target
 
 __all__ = ["Forward", "Generation"]
@@ -78,12 +82,14 @@ class Generation:
         self._pool = pool
         self._lm: CausalLM = target.lm
         seed = request.sampling.seed
-        self._draws = Draws(int.from_bytes(os.urandom(8), "little") if seed is None else seed)
+        self._draws = Draws(int.from_bytes(os.urandom(8), "little") if seed is None else seed, request.completion)
         self._seat = pool.selector.open(f"{request.scope}/{request.step}", np.random.default_rng())
         self._sessions = Sessions(request, pool, target.lm.vocab_size)
         stream = TextStream(detokenizer.decode, detokenizer.byte_ids, request.stop)
-        cap = min(request.max_tokens, target.lm.window - len(request.prompt))
-        self._halt = Halt(stream, request.stop_ids, cap)
+        window = target.lm.window if request.limit is None else min(request.limit, target.lm.window)
+        self._halt = Halt(stream, request.stop_ids, min(request.max_tokens, window - len(request.prompt)))
+        shaping = request.shaping
+        self._shaper = Shaper(shaping, len(request.prompt), request.stop_ids) if shaping.active else None
         self._started = started
         self._prefill_s = 0.0
         self._first_token_s = 0.0
@@ -155,45 +161,62 @@ class Generation:
             self._lm.keep(feed)
             return None
         logits = forward.scores.logits[start : start + feed.rows]
-        rows = TargetRows(logits, self.request.sampling, self._pool.candidates, origin=feed.scored - 1)
-        verdict = VERIFIERS[self.request.verify](feed.draft, rows, self._draws, self.position)
+        rows = TargetRows(
+            logits, self.request.sampling, self._pool.candidates, feed.scored - 1, self._shape(feed.draft)
+        )
+        verdict = VERIFIERS[self.request.verify](feed.draft, rows, self._draws, self.position, self._halt.push)
+        taken = self._halt.collect()
         measured = self._pool.selector.needs_agreement and len(feed.draft) > 0
         agreed = agreement(feed.draft, rows) if measured else ()
-        taken = self._halt.take(verdict.tokens, len(verdict.path))
-        self._keep(feed, verdict, taken)
-        self._observe(feed, forward, start, rows, verdict, taken)
-        self._learn(feed, forward, verdict, taken, agreed)
-        return self._tell(feed, forward, verdict, taken)
+        self._keep(feed, verdict)
+        self._observe(feed, forward, start, rows, verdict)
+        self._learn(feed, forward, verdict, agreed)
+        return self._tell(feed, forward, rows, verdict, taken)
 
-    def _keep(self, feed: Feed, verdict: Verdict, taken: Taken) -> None:
-        self.tokens += verdict.tokens[: taken.count]
-        self._lm.keep(feed, verdict.path[: taken.count - 1])  # strict prefix: the last committed token stays pending
+    def _shape(self, draft: Draft) -> Shape | None:
+        """How rows of a draft are shaped: each by the committed tokens and its own path."""
+        shaper, committed = self._shaper, tuple(self.tokens)
+        if shaper is None:
+            return None
 
-    def _observe(
-        self, feed: Feed, forward: Forward, start: int, rows: TargetRows, verdict: Verdict, taken: Taken
-    ) -> None:
+        def shape(row: int, logits: Tensor) -> Tensor:
+            path: list[int] = []
+            node = row - 1
+            while node >= 0:
+                path.append(draft.tokens[node])
+                node = draft.parents[node]
+            return shaper((*committed, *reversed(path)), logits)
+
+        return shape
+
+    def _keep(self, feed: Feed, verdict: Verdict) -> None:
+        self.tokens += verdict.tokens
+        # a strict prefix: the last committed token stays pending
+        self._lm.keep(feed, verdict.path[: len(verdict.tokens) - 1])
+
+    def _observe(self, feed: Feed, forward: Forward, start: int, rows: TargetRows, verdict: Verdict) -> None:
         trunk = feed.scored
         stop = start + feed.rows
         self._sessions.observe(
             Round(
-                committed=verdict.tokens[: taken.count],
+                committed=verdict.tokens,
                 fed=feed.pending[len(feed.pending) - trunk :] + feed.draft.tokens,
                 parents=tuple(range(-1, trunk - 1)) + tuple(parent + trunk for parent in feed.draft.parents),
                 candidates=rows.candidates,
                 hidden={layer: states[start:stop] for layer, states in forward.scores.hidden.items()},
-                path=tuple(node + trunk for node in verdict.path[: taken.count]),
+                path=tuple(node + trunk for node in verdict.path),
             )
         )
 
-    def _learn(self, feed: Feed, forward: Forward, verdict: Verdict, taken: Taken, agreed: tuple[float, ...]) -> None:
+    def _learn(self, feed: Feed, forward: Forward, verdict: Verdict, agreed: tuple[float, ...]) -> None:
         if self._choice is None:
             return
         reading = len(feed.pending) > 1  # a prompt's forward says nothing about the cost of a round
         self._seat.learn(
             self._choice,
             drafted=len(feed.draft),
-            accepted=min(len(verdict.path), taken.count),
-            committed=taken.count,
+            accepted=len(verdict.path),
+            committed=len(verdict.tokens),
             agreement=agreed,
             draft_s=self._draft_s,
             score_s=None if reading else forward.seconds,
@@ -201,18 +224,22 @@ class Generation:
             batch=forward.batch,
         )
 
-    def _tell(self, feed: Feed, forward: Forward, verdict: Verdict, taken: Taken) -> Step:
+    def _tell(self, feed: Feed, forward: Forward, rows: TargetRows, verdict: Verdict, taken: Taken) -> Step:
+        likely: tuple[TokenLogprob, ...] = ()
+        if self.request.logprobs is not None:
+            before = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
+            likely = tuple(rows.logprobs(before, list(verdict.tokens), self.request.logprobs))
         now = time.perf_counter()
-        accepted = min(len(verdict.path), taken.count)
+        accepted = len(verdict.path)
         arm = self._choice.arm if self._choice is not None and len(feed.draft) else PLAIN
         if not self._records:
             self._first_token_s = now - self._started
         total = now - self._round_started
         self._records.append(
-            RoundRecord(arm, len(feed.draft), accepted, taken.count, self._draft_s, forward.seconds, total)
+            RoundRecord(arm, len(feed.draft), accepted, len(verdict.tokens), self._draft_s, forward.seconds, total)
         )
         summary = None if taken.finish is None else self._summary(taken.finish)
-        return Step(verdict.tokens[: taken.count], taken.pieces, arm, accepted, summary)
+        return Step(verdict.tokens, taken.pieces, arm, accepted, summary, likely)
 
     # -- end --------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metasd_langchain.engine.text import TextStream
@@ -13,10 +12,10 @@ __all__ = ["Halt", "Taken"]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What of a block counts.
+    """What a round committed.
 
     Attributes:
-        count: tokens of the block that belong to the answer.
+        count: tokens.
         pieces: text that became final.
         finish: why the answer ended with them, or None.
     """
@@ -37,30 +36,38 @@ class Halt:
         self._text = text
         self._stop_ids = stop_ids
         self._left = max_tokens
+        self._count = 0
+        self._pieces: list[Piece] = []
+        self._finish: FinishReason | None = None
 
     @property
     def left(self) -> int:
         """Tokens that may still be committed."""
         return self._left
 
-    def take(self, tokens: Sequence[int], accepted: int) -> Taken:
-        """Walk a block of committed tokens, of which the first `accepted` were drafted."""
-        pieces: list[Piece] = []
-        for place, token in enumerate(tokens):
-            self._left -= 1
-            drafted = place < accepted
-            if token in self._stop_ids:
-                return self._end(place + 1, pieces, "stop")
-            pieces += self._text.push(token, drafted)
-            if self._text.stopped:
-                return Taken(place + 1, tuple(pieces), "stop")
-            if self._left <= 0:
-                return self._end(place + 1, pieces, "length")
-        return Taken(len(tokens), tuple(pieces), None)
+    def push(self, token: int, drafted: bool) -> bool:
+        """Commit a token; True when the answer ends with it."""
+        self._count += 1
+        self._left -= 1
+        if token in self._stop_ids:
+            return self._end("stop")
+        self._pieces += self._text.push(token, drafted)
+        if self._text.stopped:
+            self._finish = "stop"
+        elif self._left <= 0:
+            return self._end("length")
+        return self._finish is not None
 
-    def _end(self, count: int, pieces: list[Piece], finish: FinishReason) -> Taken:
-        pieces += self._text.flush()
-        return Taken(count, tuple(pieces), "stop" if self._text.stopped else finish)
+    def collect(self) -> Taken:
+        """What was committed since the last time."""
+        taken = Taken(self._count, tuple(self._pieces), self._finish)
+        self._count, self._pieces = 0, []
+        return taken
+
+    def _end(self, finish: FinishReason) -> bool:
+        self._pieces += self._text.flush()
+        self._finish = "stop" if self._text.stopped else finish
+        return True
 
     def flush(self) -> tuple[Piece, ...]:
         """What was held back, when the answer ends from outside."""

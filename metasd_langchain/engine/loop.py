@@ -21,6 +21,8 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 
+import torch
+
 from metasd_langchain.engine.generation import Forward, Generation
 from metasd_langchain.engine.pool import Pool
 from metasd_langchain.engine.text import Detokenizer
@@ -47,15 +49,22 @@ class Engine:
         observers: told about calls and rounds, on the engine's thread.
         max_batch: generations that run at the same time.
         prefill_tokens: prompt tokens a round may read.
+        num_threads: CPU threads; torch keeps one such number a process. None leaves it alone.
     """
 
     def __init__(
-        self, target: Target, *, observers: Sequence[Observer] = (), max_batch: int = 8, prefill_tokens: int = 1024
+        self,
+        target: Target,
+        *,
+        observers: Sequence[Observer] = (),
+        max_batch: int = 8,
+        prefill_tokens: int = 1024,
+        num_threads: int | None = None,
     ) -> None:
         if max_batch < 1 or prefill_tokens < 1:
             raise BadOption("max_batch, prefill_tokens", (max_batch, prefill_tokens), "at least 1")
         self.target = target
-        self._loop = _Loop(target, observers, max_batch, prefill_tokens)
+        self._loop = _Loop(target, observers, max_batch, prefill_tokens, num_threads)
         self._finalizer = weakref.finalize(self, _Loop.stop, self._loop)
 
     def submit(self, request: Request, pool: Pool, sink: Sink) -> Ticket:
@@ -73,7 +82,7 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raise what `submit` would raise for a wrong request."""
-        limit = self.target.lm.window
+        limit = self.target.lm.window if request.limit is None else min(request.limit, self.target.lm.window)
         if not request.prompt:
             raise BadOption("prompt", "", "at least one token")
         if len(request.prompt) >= limit:
@@ -84,6 +93,9 @@ class Engine:
             raise BadOption("deadline_s", request.deadline_s, "a number of seconds")
         if request.verify not in VERIFIERS:
             raise BadOption("verify", request.verify, " or ".join(map(repr, VERIFIERS)))
+        vocab = self.target.lm.vocab_size
+        if any(token >= vocab for token, _ in request.shaping.logit_bias):
+            raise BadOption("logit_bias", max(request.shaping.logit_bias)[0], f"token ids below {vocab}")
 
     def generate(self, request: Request, pool: Pool, watch: Sink | None = None) -> Steps:
         """Steps of a request as they come.
@@ -128,8 +140,16 @@ class Engine:
 class _Loop:
     """State of the worker thread."""
 
-    def __init__(self, target: Target, observers: Sequence[Observer], max_batch: int, prefill_tokens: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        observers: Sequence[Observer],
+        max_batch: int,
+        prefill_tokens: int,
+        num_threads: int | None,
+    ) -> None:
         self._target = target
+        self._num_threads = num_threads
         self._detokenizer = Detokenizer(target.tokenizer, target.lock)
         self._observers = list(observers)
         self._max_batch, self._prefill_tokens = max_batch, prefill_tokens
@@ -189,6 +209,8 @@ class _Loop:
 
     def _work(self) -> None:
         """Rounds until the engine is closed."""
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
         while True:
             with self._wake:
                 if not (self.closed or self._waiting or self._live):

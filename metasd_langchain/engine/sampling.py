@@ -14,6 +14,8 @@ id, so neither batch width nor kernel decides a draw.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,9 +24,11 @@ from torch import Tensor
 from metasd_langchain.engine.draws import Draws
 from metasd_langchain.engine.heads import HEAD, Head, best, blocks_of, find_heads, scaled
 from metasd_langchain.errors import TargetError
-from metasd_langchain.values import Sampling
+from metasd_langchain.values import Sampling, TokenLogprob
 
-__all__ = ["HEAD", "TargetRows", "best"]
+__all__ = ["HEAD", "Shape", "TargetRows", "best"]
+
+Shape = Callable[[int, Tensor], Tensor]  # a row's number and its logits [vocab] -> the logits to choose from
 
 
 class TargetRows:
@@ -36,10 +40,20 @@ class TargetRows:
         candidates: how many of the best next tokens each row must report in `candidates`.
         origin: row of `logits` that follows the last committed token; rows are numbered from it. Rows before it (of the
             prompt) only report candidates.
+        shape: applied to a row's logits before a token is chosen from it: once, and only to rows that are reached.
     """
 
-    def __init__(self, logits: Tensor, sampling: Sampling, candidates: int = 0, origin: int = 0) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        sampling: Sampling,
+        candidates: int = 0,
+        origin: int = 0,
+        shape: Shape | None = None,
+    ) -> None:
         self._logits = logits[origin:]
+        self._shape = shape
+        self._shaped: dict[int, Tensor] = {}
         self._origin = origin
         self._sampling = sampling
         self._heads: dict[int, Head] = {}
@@ -57,6 +71,9 @@ class TargetRows:
 
     def token(self, row: int, position: int, draws: Draws) -> int:
         """The target's token after a row, at a position of the answer."""
+        if self._sampling.greedy and self._shape is not None:
+            with torch.inference_mode():
+                return int(best(self._chosen_from([row]), 1)[1])
         if self._sampling.greedy and self.candidates is not None:
             return int(self.candidates[self._origin + row, 0])
         head = self._head(row)
@@ -77,11 +94,11 @@ class TargetRows:
         with torch.inference_mode():
             if self._sampling.greedy:
                 result = torch.zeros(self._logits.shape[1], dtype=torch.float64)
-                result[int(best(self._logits[row : row + 1], 1)[1])] = 1.0
+                result[int(best(self._chosen_from([row]), 1)[1])] = 1.0
                 return result
             head = self._head(row)
             if head.mass < 1.0:
-                return self.soft(row)
+                return (self._chosen_from([row])[0].cpu().double() / self._temperature).softmax(-1)
             result = torch.zeros(self._logits.shape[1], dtype=torch.float64)
             weights = np.exp(head.logits - head.logits.max())
             result[torch.from_numpy(head.ids)] = torch.from_numpy(weights / weights.sum())
@@ -92,25 +109,51 @@ class TargetRows:
         with torch.inference_mode():
             return (self._logits[row].cpu().double() / self._temperature).softmax(-1)
 
+    def logprobs(self, rows: list[int], tokens: list[int], top: int) -> list[TokenLogprob]:
+        """Log-probabilities of tokens after rows, in the target's own distribution (see TokenLogprob)."""
+        found: list[TokenLogprob] = []
+        with torch.inference_mode():
+            for row, token in zip(rows, tokens, strict=True):
+                logits = self._logits[row : row + 1]
+                total = logits.float().logsumexp(-1)
+                mine = float(logits[0, token].float() - total)
+                values, ids = best(logits, max(1, top))
+                likely = tuple(zip(ids[0].tolist(), (values[0] - total).tolist(), strict=True))
+                found.append(TokenLogprob(token, mine, likely[:top]))
+        return found
+
     def prepare(self, rows: list[int]) -> None:
-        """Compute several rows at once; the draw then works on the host."""
+        """Compute several rows at once, as far as that can be done ahead; the draw then works on the host."""
+        if self._shape is None and not self._sampling.greedy:
+            self._find(rows)
+
+    def _find(self, rows: list[int]) -> None:
         missing = [row for row in rows if row not in self._heads]
-        if self._sampling.greedy or not missing:
+        if not missing:
             return
         with torch.inference_mode():
-            for row, head in zip(
-                missing, find_heads(self._logits[missing], self._sampling, self._temperature), strict=True
-            ):
-                self._heads[row] = head
+            heads = find_heads(self._chosen_from(missing), self._sampling, self._temperature)
+        self._heads.update(zip(missing, heads, strict=True))
+
+    def _chosen_from(self, rows: list[int]) -> Tensor:
+        """Logits that rows' tokens are chosen from, ``[len(rows), vocab]``."""
+        if self._shape is None:
+            return self._logits[rows]
+        for row in rows:
+            if row not in self._shaped:
+                self._shaped[row] = self._shape(row, self._logits[row])
+                if bool(self._shaped[row].isnan().any()):
+                    raise TargetError("logits hold nan, the model's own or after a logits processor")
+        return torch.stack([self._shaped[row] for row in rows])
 
     def _head(self, row: int) -> Head:
-        self.prepare([row])
+        self._find([row])
         return self._heads[row]
 
     def _tail(self, row: int, head: Head, u: float) -> int:
         """The token outside the head at which the cumulative mass, in order of ids, reaches u; -1 without any mass."""
         with torch.inference_mode():
-            mass = scaled(self._logits[row : row + 1], self._temperature).softmax(-1)
+            mass = scaled(self._chosen_from([row]), self._temperature).softmax(-1)
             mass[0, torch.from_numpy(head.ids).to(mass.device)] = 0.0
             blocks = blocks_of(mass, fill=0.0)[0]
             reached = blocks.sum(-1).cpu().double().cumsum(0)

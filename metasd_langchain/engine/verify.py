@@ -14,12 +14,18 @@ from metasd_langchain.engine.draws import Draws
 from metasd_langchain.engine.sampling import TargetRows
 from metasd_langchain.values import Draft, Verdict, VerifyMode
 
-__all__ = ["VERIFIERS", "agreement", "verify_invariant", "verify_rejection"]
+__all__ = ["VERIFIERS", "Ended", "agreement", "verify_invariant", "verify_rejection"]
+
+Ended = Callable[[int, bool], bool]  # told each committed token, and whether it was drafted; True: the answer ends here
 
 _AHEAD = 2  # rows of a chain processed together at first when sampling, then twice as many: most end early
 
 
-def verify_invariant(draft: Draft, rows: TargetRows, draws: Draws, position: int) -> Verdict:
+def _never(token: int, drafted: bool) -> bool:
+    return False
+
+
+def verify_invariant(draft: Draft, rows: TargetRows, draws: Draws, position: int, ended: Ended = _never) -> Verdict:
     """Accept a node iff it *is* the target's token at its position.
 
     The target's token there is a function of the row's distribution and the position's noise, so the committed text
@@ -30,6 +36,7 @@ def verify_invariant(draft: Draft, rows: TargetRows, draws: Draws, position: int
         rows: the target's distributions.
         draws: the answer's randomness.
         position: index in the answer of the first token to commit.
+        ended: asked after each token, so that no row past the answer's end is looked at.
     """
     children = _children(draft)
     chain = draft.is_chain
@@ -43,12 +50,13 @@ def verify_invariant(draft: Draft, rows: TargetRows, draws: Draws, position: int
         token = rows.token(node + 1, position + len(path), draws)
         tokens.append(token)
         node = next((child for child in children.get(node, ()) if draft.tokens[child] == token), -1)
-        if node < 0:
+        if node >= 0:
+            path.append(node)
+        if ended(token, node >= 0) or node < 0:
             return Verdict(tuple(path), tuple(tokens))
-        path.append(node)
 
 
-def verify_rejection(draft: Draft, rows: TargetRows, draws: Draws, position: int) -> Verdict:
+def verify_rejection(draft: Draft, rows: TargetRows, draws: Draws, position: int, ended: Ended = _never) -> Verdict:
     """Speculative sampling: accept x with probability ``min(1, p(x) / q(x))``, else go on with ``(p - q)+``.
 
     Leviathan et al. 2023, Algorithm 1; siblings are tried in order, each against the residual the one before left
@@ -77,11 +85,12 @@ def verify_rejection(draft: Draft, rows: TargetRows, draws: Draws, position: int
             mass = float(residual.sum())
             if mass > 0.0:  # else p and q are the same but for rounding
                 p = residual / mass
-        if taken < 0:
-            tokens.append(_inverse(p, draws.uniform(at, Draws.RESIDUAL)))
+        token = draft.tokens[taken] if taken >= 0 else _inverse(p, draws.uniform(at, Draws.RESIDUAL))
+        tokens.append(token)
+        if taken >= 0:
+            path.append(taken)
+        if ended(token, taken >= 0) or taken < 0:
             return Verdict(tuple(path), tuple(tokens))
-        path.append(taken)
-        tokens.append(draft.tokens[taken])
         node = taken
 
 
@@ -113,7 +122,7 @@ def _inverse(p: torch.Tensor, u: float) -> int:
     return min(token, int(p.nonzero()[-1]))
 
 
-VERIFIERS: dict[VerifyMode, Callable[[Draft, TargetRows, Draws, int], Verdict]] = {
+VERIFIERS: dict[VerifyMode, Callable[[Draft, TargetRows, Draws, int, Ended], Verdict]] = {
     "invariant": verify_invariant,
     "rejection": verify_rejection,
 }

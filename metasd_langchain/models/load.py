@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from metasd_langchain.errors import BadOption, LoadError, MissingExtra
+from metasd_langchain.models.defaults import generation_defaults
 from metasd_langchain.models.embedded import EMBEDDED, MANIFEST, embedded_folder, read_tokenizer, rebuild
 from metasd_langchain.models.lm import CausalLM
 from metasd_langchain.models.packed_linear import native_bfloat16
@@ -22,6 +24,7 @@ from metasd_langchain.models.packed_linear import native_bfloat16
 __all__ = ["Progress", "Target", "load_target", "pick_device", "pick_dtype"]
 
 logger = logging.getLogger("metasd_langchain")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 Progress = Callable[[str], None]  # told what is being waited for
 
 
@@ -35,6 +38,7 @@ class Target:
         tokenizer: transformers tokenizer.
         stop_ids: ids that end an answer: the generation config's, the model config's and the tokenizer's, joined.
         source: the live pair it was made from, if it was.
+        defaults: options of the model's generation config, by our names.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Target:
     stop_ids: frozenset[int]
     source: object = field(default=None, repr=False)  # a live pair stays alive, so that its id names nothing else
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as a prompt: the tokenizer's special tokens, with exactly one BOS if it uses one."""
@@ -52,6 +57,27 @@ class Target:
         while bos is not None and ids[:2] == [bos, bos]:
             del ids[0]
         return ids
+
+    def token_text(self, token: int) -> tuple[str, bytes]:
+        """A single token's text and bytes; the text of a token that is part of a character is its name."""
+        with self.lock:
+            name = str(self.tokenizer.convert_ids_to_tokens(token))
+            # Of two in a row the second: some decoders drop a space at the beginning of what they are given.
+            both, one = (
+                self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+                for ids in ([token, token], [token])
+            )
+        byte = _BYTE.fullmatch(name)
+        if byte:
+            return name, bytes([int(byte[1], 16)])
+        text: str = both[len(one) :]
+        if "\ufffd" in text:
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+            alphabet = {character: value for value, character in bytes_to_unicode().items()}
+            if all(character in alphabet for character in name):
+                return name, bytes(alphabet[character] for character in name)
+        return text, text.encode()
 
 
 def load_target(
@@ -180,4 +206,4 @@ def _target(name: str, live: Any, tokenizer: Any, owned: bool, compile: bool) ->
     generation = getattr(live, "generation_config", None)
     for source in (getattr(generation, "eos_token_id", None), live.config.eos_token_id, tokenizer.eos_token_id):
         stops.update([source] if isinstance(source, int) else source or ())
-    return Target(name, lm, tokenizer, frozenset(stops))
+    return Target(name, lm, tokenizer, frozenset(stops), defaults=generation_defaults(live))

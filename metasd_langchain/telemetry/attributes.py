@@ -49,7 +49,7 @@ def identity(operation: str, model: str) -> Attributes:
 
 
 def request(
-    sampling: Sampling, max_tokens: int, stream: bool, policy: str, kind: str, batch: tuple[int, int] | None
+    sampling: Sampling, max_tokens: int | None, stream: bool, policy: str, kind: str, batch: tuple[int, int] | None
 ) -> Attributes:
     """What was asked for. Stop strings are text and stay out.
 
@@ -58,7 +58,6 @@ def request(
         batch: index of the prompt in its batch and the batch's size.
     """
     attributes: Attributes = {
-        "gen_ai.request.max_tokens": max_tokens,
         "gen_ai.request.temperature": float(sampling.temperature),
         "gen_ai.request.stream": stream,
         "metasd.bandit.policy": policy,
@@ -66,6 +65,7 @@ def request(
         "mlflow.spanType": kind,
     }
     options = {
+        "gen_ai.request.max_tokens": max_tokens,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,
         "gen_ai.request.seed": sampling.seed,

@@ -57,7 +57,7 @@ class CallSpan:
         operation: str,
         model: str,
         sampling: Sampling,
-        max_tokens: int,
+        max_tokens: int | None,
         stream: bool,
         policy: str,
         arms: Sequence[str],
@@ -73,7 +73,7 @@ class CallSpan:
             operation: "text_completion" or "chat".
             model: name of the target model.
             sampling: how tokens are drawn.
-            max_tokens: most tokens of the answer.
+            max_tokens: most tokens of the answer, where there is a cap.
             stream: whether the caller sees the answer piece by piece.
             policy: name of the bandit's policy.
             arms: names of the arms on offer.

@@ -22,6 +22,7 @@ _SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "initializer_range": 0.25,  # large, so that a random model has opinions
+    "tie_word_embeddings": False,  # tied, Gemma shapes repeat one token for ever, and a law tested on that tests little
     "pad_token_id": PAD,
     "eos_token_id": EOS,
     "bos_token_id": BOS,

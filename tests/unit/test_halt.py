@@ -20,6 +20,14 @@ def halt(max_tokens: int = 100, stop: Sequence[str] = (), stop_ids: Sequence[int
     return Halt(text, frozenset(stop_ids), max_tokens)
 
 
+def take(rule: Halt, tokens: Sequence[int], accepted: int) -> Taken:
+    """A block of which the first tokens were drafted; nothing is committed behind the end."""
+    for place, token in enumerate(tokens):
+        if rule.push(token, place < accepted):
+            break
+    return rule.collect()
+
+
 def word(text: str) -> list[int]:
     return [ord(character) - 96 for character in text]
 
@@ -30,7 +38,7 @@ def read(taken: Taken) -> str:
 
 def test_nothing_ends_a_plain_block() -> None:
     rule = halt()
-    assert rule.take(word("abc"), 2) == Taken(3, (Piece("a", True), Piece("b", True), Piece("c", False)), None)
+    assert take(rule, word("abc"), 2) == Taken(3, (Piece("a", True), Piece("b", True), Piece("c", False)), None)
     assert rule.left == 97
 
 
@@ -38,21 +46,21 @@ def test_nothing_ends_a_plain_block() -> None:
 def test_a_stop_id_counts_and_is_no_text_wherever_it_stands(at: int) -> None:
     block = word("abcdef")
     block[at] = END
-    taken = halt().take(block, 5)
+    taken = take(halt(), block, 5)
     assert (taken.count, read(taken), taken.finish) == (at + 1, "abcdef"[:at], "stop")
 
 
 @pytest.mark.parametrize("cap", range(1, 7))
 def test_the_cap_is_exact(cap: int) -> None:
-    taken = halt(cap).take(word("abcdef"), 5)
+    taken = take(halt(cap), word("abcdef"), 5)
     assert (taken.count, read(taken), taken.finish) == (cap, "abcdef"[:cap], "length")
 
 
 def test_the_cap_goes_over_blocks() -> None:
     rule = halt(4)
-    assert rule.take(word("abc"), 2).finish is None
+    assert take(rule, word("abc"), 2).finish is None
     assert rule.left == 1
-    assert rule.take(word("de"), 1) == Taken(1, (Piece("d", True),), "length")
+    assert take(rule, word("de"), 1) == Taken(1, (Piece("d", True),), "length")
 
 
 @pytest.mark.parametrize(("first", "finish"), [("stop id", "stop"), ("stop string", "stop"), ("cap", "length")])
@@ -60,25 +68,25 @@ def test_of_several_ends_the_first_token_decides_and_a_stop_on_the_last_allowed_
     first: str, finish: str
 ) -> None:
     blocks = {"stop id": [1, END, 3], "stop string": word("axc"), "cap": [1, 2, END]}
-    taken = halt(2, ["x"]).take(blocks[first], 0)
+    taken = take(halt(2, ["x"]), blocks[first], 0)
     assert (taken.count, taken.finish) == (2, finish)
     assert read(taken) == {"stop id": "a", "stop string": "a", "cap": "ab"}[first]
 
 
 def test_a_stop_string_over_blocks_is_cut_from_both_and_the_token_that_completes_it_counts() -> None:
     rule = halt(stop=["cde"])
-    first = rule.take(word("abcd"), 3)
+    first = take(rule, word("abcd"), 3)
     assert (read(first), first.finish) == ("ab", None)
-    second = rule.take(word("efg"), 2)
+    second = take(rule, word("efg"), 2)
     assert second == Taken(1, (), "stop")
     assert rule.left == 95
 
 
 def test_a_beginning_that_is_not_completed_comes_out_at_every_kind_of_end() -> None:
     for tokens, cap in (([*word("abc"), END], 99), (word("abc"), 3)):
-        assert read(halt(cap, ["cde"]).take(tokens, 0)) == "abc"
+        assert read(take(halt(cap, ["cde"]), tokens, 0)) == "abc"
     rule = halt(stop=["cde"])
-    assert read(rule.take(word("abcd"), 0)) == "ab"
+    assert read(take(rule, word("abcd"), 0)) == "ab"
     assert "".join(piece.text for piece in rule.flush()) == "cd"
     assert rule.flush() == ()
 
@@ -93,7 +101,7 @@ def test_blocks_of_any_size_end_alike() -> None:
         for size in (1, 2, 5, 12):
             rule, count, text, finish = halt(cap, stop), 0, "", None
             for start in range(0, len(tokens), size):
-                taken = rule.take(tokens[start : start + size], size)
+                taken = take(rule, tokens[start : start + size], size)
                 count, text, finish = count + taken.count, text + read(taken), taken.finish
                 if finish:
                     break

@@ -1,0 +1,346 @@
+"""A model in this process behind options: engine, pool, request, span and steps of a call. No LangChain in here."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, PrivateAttr
+
+from metasd_langchain.assemble import DEFAULT_ARMS, close_engine, make_pool, shared_engine
+from metasd_langchain.errors import BadOption, LoadError, MissingExtra, RequestError, UnsupportedParameter
+from metasd_langchain.options import ALIASES, Options, named_options, stop_strings
+from metasd_langchain.runtime import Runtime, run, run_async
+from metasd_langchain.telemetry.otel import CallSpan
+from metasd_langchain.values import PLAIN, Request, Sampling, Shaping, Step
+
+if TYPE_CHECKING:
+    from metasd_langchain.engine.loop import Engine
+    from metasd_langchain.engine.pool import Pool
+    from metasd_langchain.engine.ticket import Steps
+
+__all__ = ["LocalModel"]
+
+_EMBEDDED = "gemma-3-270m"
+_LANGCHAINS_OWN = ("tags", "metadata", "run_name", "run_id")
+_NO_IDENTITY = ("max_retries", "api_key", "base_url", "settings")
+_PREFIX_TOKENS = 32  # of a prompt, to tell one unnamed pipeline step from another
+_WARMUP_TOKENS = 16
+
+
+class LocalModel(Options):
+    """Options with a running model behind them; copies share it. Constructing loads nothing."""
+
+    engine: Any = Field(default=None, exclude=True)
+    """A running engine to use instead of loading ``model``."""
+    validate_model_on_init: bool = False
+    """Load the model in the constructor, so that a wrong one fails there."""
+
+    _runtime: Any = PrivateAttr(default=None)
+    _run_name: str | None = PrivateAttr(default=None)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._check()
+        if self.validate_model_on_init:
+            self._load()
+
+    # -- for users ----------------------------------------------------------------------------------------------------
+
+    def steps(self, prompt: str, *, stop: list[str] | None = None, **options: Any) -> Iterator[Step]:
+        """The engine's view of one call: token ids, the arm that played, who guessed which piece of text.
+
+        Args:
+            prompt: text.
+            stop: strings that end the answer.
+            options: as fields, for this call.
+        """
+        bound, rest = self._bound(options)
+        if rest:
+            raise UnsupportedParameter(next(iter(rest)), bound._per_call())  # noqa: SLF001 - a copy of self
+        return bound._start(prompt, stop, None, stream=True)  # noqa: SLF001
+
+    def warmup(self) -> Self:
+        """Load the model and run a short round, so that the first real call pays for neither.
+
+        Leaves no span, and the bandit learns nothing from it.
+        """
+        engine = self._load()
+        request = Request((1,) * _WARMUP_TOKENS, max_tokens=2)
+        list(engine.generate(request, make_pool((PLAIN,), "fixed", memory="request")))
+        return self
+
+    def forget(self) -> None:
+        """Drop shared text indexes and what the bandit learned, as if the object were new."""
+        self._shared.forget()
+
+    def close(self) -> None:
+        """Stop the engine, for every object that shares it, and let go of its weights; the next call loads again."""
+        for engine in self._shared.take():
+            close_engine(engine)
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _named_model(self) -> Any:
+        return self.model if self.model is not None else os.environ.get("METASD_MODEL") or _EMBEDDED
+
+    @property
+    def _model_name(self) -> str:
+        """The model's name for metadata; known without loading it."""
+        if self.engine is not None:
+            return str(self.engine.target.name)
+        model = self._named_model
+        if isinstance(model, tuple):
+            config = getattr(model[0], "config", None)
+            return str(getattr(config, "_name_or_path", "") or getattr(config, "model_type", "model"))
+        text = str(model)
+        return Path(text).stem if text.endswith(".gguf") else Path(text).name if Path(text).is_dir() else text
+
+    @property
+    def _model_id(self) -> object:
+        """Tells models of one name apart: the place of a folder or file, the identity of live objects."""
+        if self.engine is not None:
+            return id(self.engine.target)
+        model = self._named_model
+        if isinstance(model, tuple):
+            return id(model[0])
+        path = Path(model)
+        return str(path.resolve()) if path.exists() else str(model)
+
+    def _identity(self) -> dict[str, Any]:
+        """Everything that changes an answer or says how it was made; JSON-able."""
+        named = {name: getattr(self, name) for name in Options.model_fields if name not in _NO_IDENTITY}
+        return {
+            **named,
+            "model": self._model_name,
+            # Which model exactly: LangChain's cache keeps answers by these parameters, and names repeat.
+            "model_id": self._model_id,
+            "model_kwargs": repr(sorted(self.model_kwargs.items())),
+            "logit_bias": sorted(self.logit_bias.items()) if self.logit_bias else None,
+            # Live objects: the same ones give the same answers, and an id is all that is known of them.
+            "logits_processors": [f"{type(one).__name__}:{id(one)}" for one in self.logits_processors or ()],
+            "drafters": [str(getattr(spec, "name", spec)) for spec in self._arms],
+            "policy": self.policy if isinstance(self.policy, str) else type(self.policy).__name__,
+        }
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Raise for wrong options. Loads nothing."""
+        self.check_options()
+        if self._runtime is None:
+            self._runtime = Runtime()
+        self._pool()
+
+    @property
+    def _shared(self) -> Runtime:
+        if self._runtime is None:  # an object revived without its constructor
+            self._runtime = Runtime()
+        runtime: Runtime = self._runtime
+        return runtime
+
+    @property
+    def _arms(self) -> list[Any]:
+        if isinstance(self.drafters, str):
+            raise BadOption("drafters", self.drafters, "a list of arms")
+        if not self.speculative:
+            return [PLAIN]
+        return list(DEFAULT_ARMS) if self.drafters is None else list(self.drafters)
+
+    def _pool(self) -> Pool:
+        arms = self._arms
+        key = (
+            self._engine_key,  # what was learned about drafting for one model says nothing about another
+            tuple(arm if isinstance(arm, str) else id(arm) for arm in arms),
+            _key(self.policy),
+            _key(self.reward),
+            self.memory,
+        )
+        return self._shared.pool(key, lambda: make_pool(arms, self.policy, self.reward, memory=self.memory))
+
+    @property
+    def _engine_key(self) -> tuple[object, ...]:
+        model = self._named_model
+        named = model if isinstance(model, str) else id(model)
+        kwargs = repr(sorted(self.model_kwargs.items()))
+        return (named, self.revision, self.dtype, self.device, self.compile, self.num_threads, kwargs)
+
+    def _load(self) -> Engine:
+        if self.engine is not None:
+            given: Engine = self.engine
+            return given
+        return self._shared.engine(self._engine_key, lambda: self._open(self._named_model))
+
+    def _open(self, model: Any) -> Engine:
+        try:
+            return shared_engine(
+                model,
+                revision=self.revision,
+                dtype=self.dtype,
+                device=self.device,
+                compile=self.compile,
+                num_threads=self.num_threads,
+                model_kwargs=self.model_kwargs,
+            )
+        except MissingExtra as error:
+            if self.model is None and model == _EMBEDDED:
+                raise LoadError(
+                    "no model was named and the embedded one is not installed",
+                    hint=f"{type(self).__name__}(model=...), or set METASD_MODEL, or "
+                    "pip install 'metasd-langchain[demo]'",
+                ) from error
+            raise
+
+    @classmethod
+    def _per_call(cls) -> tuple[str, ...]:
+        """Options that a single call may give."""
+        return tuple(name for name in Options.model_fields if name != "settings")
+
+    def _bound(self, kwargs: Mapping[str, Any], run_name: object = None) -> tuple[Self, dict[str, Any]]:
+        """A copy of self with a call's options as fields, and the arguments that are LangChain's own."""
+        rest = {name: kwargs[name] for name in _LANGCHAINS_OWN if name in kwargs}
+        given = {name: value for name, value in kwargs.items() if name not in rest}
+        named = named_options(given, (*self._per_call(), *ALIASES, "do_sample"))
+        run_name = run_name or rest.get("run_name")
+        if not named and run_name is None:
+            return self, rest
+        bound = self.model_copy(update=named)
+        bound.__dict__.pop("_serialized", None)  # LangChain memoises it, and a copy's options differ
+        bound._run_name = run_name if isinstance(run_name, str) else None  # noqa: SLF001
+        if named:
+            bound._check()  # noqa: SLF001
+        return bound, rest
+
+    def _chosen(self, engine: Engine | None = None) -> tuple[Sampling, Shaping]:
+        """Sampling and shaping; with the engine at hand also what its model's generation config says."""
+        defaults = engine.target.defaults if engine is not None else {}
+        return self.sampling_values(defaults), self.shaping_values(defaults)
+
+    def _request(
+        self, engine: Engine, prompt: str, stop: Sequence[str] | None, run_manager: Any, completion: int
+    ) -> Request:
+        ids = tuple(engine.target.encode(prompt))
+        sampling, shaping = self._chosen(engine)
+        window = engine.target.lm.window
+        request = Request(
+            prompt=ids,
+            sampling=sampling,
+            max_tokens=window if self.max_tokens is None else self.max_tokens,
+            stop_ids=engine.target.stop_ids | frozenset(self.stop_token_ids or ()),
+            stop=stop_strings(stop or self.stop),
+            verify=self.verify,
+            step=self.memory_key or _step_of(run_manager, self._run_name, ids),
+            scope=self.scope or self._shared.scope,
+            deadline_s=self.timeout,
+            shaping=shaping,
+            completion=completion,
+            logprobs=self.wanted_logprobs,
+            limit=self.max_model_len,
+        )
+        engine.check(request)
+        return request
+
+    def _span(self, run_manager: Any, stream: bool) -> CallSpan:
+        pool = self._pool()
+        return CallSpan.start(
+            operation="text_completion",
+            model=self._model_name,
+            sampling=self.sampling_values({}),
+            max_tokens=self.max_tokens,
+            stream=stream,
+            policy=pool.selector.policy_name,
+            arms=[arm.name for arm in pool.selector.arms],
+            run_id=getattr(run_manager, "run_id", None),
+        )
+
+    def _start(
+        self, prompt: str, stop: Sequence[str] | None, run_manager: Any, stream: bool, completion: int = 0
+    ) -> Steps:
+        span = self._span(run_manager, stream)
+        try:
+            _check_prompt(prompt)
+            engine = self._load()
+            request = self._request(engine, prompt, stop, run_manager, completion)
+        except BaseException as error:
+            span.end(None, error=error)
+            raise
+        return run(engine, request, self._pool(), span, prompt)
+
+    async def _start_async(
+        self, prompt: str, stop: Sequence[str] | None, run_manager: Any, stream: bool, completion: int = 0
+    ) -> AsyncGenerator[Step, None]:
+        span = self._span(run_manager, stream)
+        try:
+            _check_prompt(prompt)
+            # Weights may have to be loaded, and a long prompt takes milliseconds to encode: off the event loop.
+            engine = await asyncio.to_thread(self._load)
+            request = await asyncio.to_thread(self._request, engine, prompt, stop, run_manager, completion)
+        except BaseException as error:
+            span.end(None, error=error)
+            raise
+        steps = run_async(engine, request, self._pool(), span, prompt)
+        try:
+            async for step in steps:
+                yield step
+        finally:
+            await steps.aclose()
+
+    def _logprobs(self, steps: Iterable[Step]) -> dict[str, Any] | None:
+        """Log-probabilities of an answer in OpenAI's shape, with the id of each token beside its text."""
+        if self.wanted_logprobs is None:
+            return None
+        text = self._load().target.token_text
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            shown, raw = text(token)
+            return {"token": shown, "id": token, "bytes": list(raw), "logprob": logprob}
+
+        return {
+            "content": [
+                {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top]}
+                for step in steps
+                for one in step.logprobs
+            ]
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.engine is not None and self.model is None:
+            raise BadOption("engine", "a running engine", "a model's name too, when the object is to be pickled")
+        state = super().__getstate__()
+        private = dict(state.get("__pydantic_private__") or {})
+        private["_runtime"] = None  # engine and locks stay here; the copy loads its own
+        return {**state, "__pydantic_private__": private, "__dict__": {**state["__dict__"], "engine": None}}
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A copy that shares the engine: weights are not duplicated."""
+        return self.model_copy()
+
+
+def _key(thing: object) -> object:
+    return thing if isinstance(thing, str) else id(thing)
+
+
+def _check_prompt(prompt: object) -> None:
+    """Raise for what can be no prompt, before any weight is loaded."""
+    if not isinstance(prompt, str) or not prompt:
+        raise RequestError("the prompt is empty or no string", hint="a prompt has at least one character")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as cause:
+        raise RequestError("the prompt holds half a character (a lone surrogate)") from cause
+
+
+def _step_of(run_manager: Any, run_name: str | None, prompt: Sequence[int]) -> str:
+    """Name of the pipeline step behind a call, so that each step learns its own drafter."""
+    node = (getattr(run_manager, "metadata", None) or {}).get("langgraph_node") or run_name
+    if node:
+        return str(node)
+    tags = sorted(tag for tag in getattr(run_manager, "tags", None) or () if tag.startswith(("seq:", "map:")))
+    start = hashlib.blake2s(json.dumps(prompt[:_PREFIX_TOKENS]).encode(), digest_size=6).hexdigest()
+    return ":".join([*tags, start])

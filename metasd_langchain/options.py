@@ -1,0 +1,300 @@
+"""What a caller may set: names, aliases, checks, and how options become the engine's values. Loads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from metasd_langchain.errors import BadOption, UnsupportedParameter
+from metasd_langchain.values import Sampling, Shaping, VerifyMode
+
+__all__ = ["ALIASES", "Options", "named_options", "stop_strings"]
+
+# names that users know from other integrations -> ours
+ALIASES = {
+    "model_id": "model",
+    "model_name": "model",
+    "model_path": "model",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_sequences": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "logits_processor": "logits_processors",
+    "num_return_sequences": "n",
+    "n_ctx": "max_model_len",
+    "num_ctx": "max_model_len",
+    "n_threads": "num_threads",
+    "num_thread": "num_threads",
+    "torch_dtype": "dtype",
+    "request_timeout": "timeout",
+}
+_GROUPS = ("generation_kwargs", "pipeline_kwargs")  # mappings of options, as HuggingFacePipeline takes them
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
+_SETTINGS = ("drafters", "policy", "reward", "memory")
+
+
+class Options(BaseModel):
+    """Options of `MetaSDLLM` and their checks. Every one can also be given for a single call.
+
+    Raises:
+        UnknownName, BadOption: for a drafter, policy, reward or value that does not exist.
+        UnsupportedParameter: for an option that does not exist.
+    """
+
+    model_config = ConfigDict(protected_namespaces=(), arbitrary_types_allowed=True)
+
+    model: Any = None
+    """Folder, hub id, ``.gguf`` file, "gemma-3-270m" (embedded), or a live ``(model, tokenizer)``. None: what the
+    environment variable METASD_MODEL names, else the embedded model. Also ``model_id``, ``model_name``,
+    ``model_path``."""
+    revision: str | None = None
+    """Revision of a hub id."""
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Passed through to ``from_pretrained``: ``device_map``, ``quantization_config``, ..."""
+    device: str = "auto"
+    """"auto", "cpu", "cuda", "cuda:1" or "mps"."""
+    dtype: str = "auto"
+    """"auto", "float32", "bfloat16" or "float16"."""
+    compile: bool = False
+    """Hand the target's forward to ``torch.compile``."""
+    num_threads: int | None = None
+    """CPU threads of the engine; torch keeps one such number a process. None: torch's own choice."""
+    max_model_len: int | None = None
+    """Most tokens of prompt and answer together, where that is to be less than the model's window. A longer prompt is
+    an error, never cut."""
+
+    drafters: Any = None
+    """Arms of the bandit: names with budgets (``["suffix@16", "lookup", "plain"]``), drafter objects, or pairs (object,
+    budget). None: the default pool."""
+    policy: Any = "hinted_ucb"
+    """Name of the bandit policy, or a policy object that each pipeline step starts from a copy of."""
+    reward: str = "throughput"
+    """Name of the reward."""
+    memory: str = "process"
+    """"process": each pipeline step goes on learning; "request": every call starts fresh."""
+    memory_key: str | None = None
+    """Name of the pipeline step. None: the LangGraph node, the run's name, or step tags and the prompt's start."""
+    scope: str | None = None
+    """Keeps users of one object apart: text indexes and bandit memory of one scope never show in another."""
+    speculative: bool = True
+    """False drafts nothing: plain decoding on the same engine, and the same answer."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float | None = None
+    """Nucleus sampling. None: the model's generation config, else off; 1 is off."""
+    top_k: int | None = None
+    """Keep the k most likely tokens. None: the model's generation config, else off; 0 is off."""
+    min_p: float | None = None
+    """Keep tokens at least this likely relative to the most likely one. None: as top_p; 0 is off."""
+    seed: int | None = None
+    """The same seed gives the same answer. None draws one for each call."""
+    repetition_penalty: float | None = None
+    """Above 1 makes tokens of prompt and answer less likely. None: the model's generation config, else 1 (off)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logits of tokens that the answer holds."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each time the answer holds a token."""
+    no_repeat_ngram_size: int | None = None
+    """No n-gram of prompt and answer occurs twice. None: the model's generation config, else off; 0 is off."""
+    logit_bias: dict[int, float] | None = None
+    """Token id -> what is added to its logit."""
+    logits_processors: list[Any] | None = None
+    """Callables ``(ids [1, n], logits [1, vocab]) -> logits``, as transformers' LogitsProcessor; they see committed
+    tokens only, once for each position. A running object: it is not serialised."""
+    generation_config: str = "auto"
+    """"auto": what the model's generation config says of filters and penalties applies where an option is not given;
+    "none": it is not read, but for its EOS ids."""
+
+    max_tokens: int | None = 256
+    """Most tokens of an answer; None: until a stop or the end of the window. Also ``max_new_tokens``,
+    ``num_predict``."""
+    min_tokens: int | None = None
+    """Before that many tokens no stop id can come (a stop string can). None: the generation config, else 0."""
+    stop: list[str] | None = None
+    """Strings that end an answer; a call's own ``stop`` replaces them. Also ``stop_sequences``."""
+    stop_token_ids: list[int] | None = None
+    """Ids that end an answer besides the model's own."""
+    n: int = 1
+    """Answers to each prompt; each has randomness of its own under the same seed."""
+    logprobs: bool | int | None = None
+    """True: each token's log-probability under the target goes into ``generation_info["logprobs"]``; a number: the most
+    likely tokens beside it too."""
+    top_logprobs: int | None = None
+    """How many of the most likely tokens, where ``logprobs`` is True."""
+    timeout: float | None = None
+    """Seconds after which a call fails with DeadlineExceeded, which carries the text so far."""
+    verify: VerifyMode = "invariant"
+    """"invariant": the answer depends on prompt, seed and options alone. "rejection": Leviathan et al.'s speculative
+    sampling, for measuring papers' claims."""
+
+    max_retries: int | None = Field(default=None, exclude=True)
+    """Accepted for LangChain's sake; a local model has nothing to retry."""
+    api_key: SecretStr | None = Field(default=None, exclude=True)
+    """Accepted for LangChain's sake; never used, shown or serialised."""
+    base_url: str | None = Field(default=None, exclude=True)
+    """Accepted for LangChain's sake; never used."""
+    settings: Any = Field(default=None, exclude=True)
+    """Mapping or JSON file, e.g. of ``metasd tune``, with any of drafters, policy, reward, memory; options given here
+    win."""
+
+    def __init__(self, **options: Any) -> None:
+        known = {*type(self).model_fields, *ALIASES, *_GROUPS, "do_sample"}
+        named = named_options(options, known)
+        super().__init__(**{**_read_settings(named.get("settings"), named), **named})
+
+    def check_options(self) -> None:
+        """Raise for wrong values; a copy's fields have not been through the constructor."""
+        self.sampling_values({})
+        self.shaping_values({})
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1)
+        for option, least in (("max_model_len", 2), ("num_threads", 1)):
+            if getattr(self, option) is not None:
+                _whole(option, getattr(self, option), least)
+        _whole("n", self.n, 1)
+        if self.dtype not in _DTYPES:
+            raise BadOption("dtype", self.dtype, ", ".join(_DTYPES))
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise BadOption("device", self.device, "auto, cpu, cuda, cuda:1, mps ...")
+        if self.verify not in ("invariant", "rejection"):
+            raise BadOption("verify", self.verify, "'invariant' or 'rejection'")
+        if self.generation_config not in ("auto", "none"):
+            raise BadOption("generation_config", self.generation_config, "'auto' or 'none'")
+        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
+            raise BadOption("timeout", self.timeout, "a positive number of seconds")
+        for token in self.stop_token_ids or ():
+            _whole("stop_token_ids", token, 0)
+        stop_strings(self.stop)
+        self.wanted_logprobs  # noqa: B018 - raises
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """Most likely tokens to report beside each token; None: no log-probabilities at all."""
+        given = self.logprobs if self.top_logprobs is None else self.top_logprobs
+        if given is None or given is False:
+            return None
+        count = 0 if given is True else given
+        _whole("logprobs", count, 0)
+        if count > 1000:
+            raise BadOption("logprobs", count, "at most 1000")
+        return count
+
+    def sampling_values(self, defaults: Mapping[str, Any]) -> Sampling:
+        """How tokens are drawn.
+
+        Args:
+            defaults: what the model's generation config says; given options win.
+        """
+        top_p, top_k, min_p = (self._else(name, defaults) for name in ("top_p", "top_k", "min_p"))
+        return Sampling(self.temperature, top_p, top_k, min_p, self.seed)
+
+    def shaping_values(self, defaults: Mapping[str, Any]) -> Shaping:
+        """What happens to logits; see `sampling_values`."""
+        bias = self._else("logit_bias", defaults) or {}
+        if not isinstance(bias, Mapping):
+            raise BadOption("logit_bias", type(bias).__name__, "a mapping from token ids to numbers")
+        penalty = self._else("repetition_penalty", defaults)
+        return Shaping(
+            logit_bias=tuple(sorted((_token(token), value) for token, value in bias.items())),
+            repetition_penalty=1.0 if penalty is None else penalty,
+            no_repeat_ngram_size=self._else("no_repeat_ngram_size", defaults) or 0,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            min_tokens=self._else("min_tokens", defaults) or 0,
+            processors=tuple(self.logits_processors or ()),
+        )
+
+    def _else(self, name: str, defaults: Mapping[str, Any]) -> Any:
+        given = getattr(self, name)
+        return defaults.get(name) if given is None and self.generation_config == "auto" else given
+
+
+def named_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Options under our names, groups unpacked.
+
+    Args:
+        options: as a caller wrote them.
+        known: names that exist.
+
+    Raises:
+        UnsupportedParameter: a name that does not exist.
+        BadOption: one option under two names with different values.
+    """
+    known = set(known)
+    flat: dict[str, Any] = {}
+    for group in _GROUPS:
+        given = options.get(group)
+        if group in known and given:
+            if not isinstance(given, Mapping):
+                raise BadOption(group, type(given).__name__, "a mapping of options")
+            flat.update(given)
+    flat.update({name: value for name, value in options.items() if name not in _GROUPS or name not in known})
+    named: dict[str, Any] = {}
+    for name, value in flat.items():
+        if name not in known:
+            raise UnsupportedParameter(name, known)
+        ours = ALIASES.get(name, name)
+        if ours in named and named[ours] is not value and named[ours] != value:
+            raise BadOption(name, value, f"one value; {ours} is given too")
+        named[ours] = value
+    if "do_sample" in named:  # transformers' switch: a temperature of 0 says the same
+        if not named.pop("do_sample"):
+            named["temperature"] = 0.0
+        else:
+            named.setdefault("temperature", 1.0)
+    if isinstance(named.get("stop"), str):
+        named["stop"] = [named["stop"]]
+    return named
+
+
+def stop_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
+    """Stop strings as the engine takes them; empty ones are left out."""
+    if isinstance(stop, str):
+        stop = [stop]
+    if any(not isinstance(string, str) for string in stop or ()):
+        raise BadOption("stop", stop, "a list of strings")
+    return tuple(string for string in stop or () if string)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _whole(option: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadOption(option, value, f"a whole number of at least {least}")
+
+
+def _token(token: object) -> int:
+    """A token id; JSON has only strings for keys."""
+    if isinstance(token, str) and token.isdigit():
+        return int(token)
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise BadOption("logit_bias", token, "token ids")
+    return token
+
+
+def _read_settings(settings: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options from a settings mapping or file, less those given to the constructor."""
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping):
+        try:
+            settings = json.loads(Path(settings).read_text())
+        except (OSError, ValueError, TypeError) as cause:
+            raise BadOption("settings", str(settings), "a mapping or a readable JSON file") from cause
+        if not isinstance(settings, Mapping):
+            raise BadOption("settings", type(settings).__name__, "a JSON object")
+    for name in settings:
+        if name not in (*_SETTINGS, "measured"):  # what a tuning run measured is for people to read
+            raise UnsupportedParameter(name, _SETTINGS)
+    return {name: value for name, value in settings.items() if name in _SETTINGS and name not in given}
