@@ -70,7 +70,7 @@ def load(path: Path) -> list[Prompt]:
         EvaluatorError: a line that is no JSON object or holds no prompt.
     """
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):  # JSON may hold other line ends
         if not line.strip():
             continue
         try:
@@ -119,7 +119,10 @@ def _prompt(row: Mapping[str, Any], number: int, stem: str) -> Prompt:
     group = "mt_bench" if group in _MT_BENCH else group
     if "prompt" in row:
         return Prompt(name, group, _text(row["prompt"]))
-    question = _text(row["turns"][0] if "turns" in row else row["question"])
+    turns = row.get("turns", [])
+    if not isinstance(turns, list):
+        raise TypeError("turns is a list of strings")
+    question = _text(turns[0] if "turns" in row else row["question"])
     return Prompt(name, group, f"Question: {question}\nAnswer:", question)
 
 

@@ -107,6 +107,38 @@ def _generate(
         run(prompt, options, as_json=as_json, stats=stats)
 
 
+@app.command("tune")
+def _tune(
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='Your prompts: .txt parted by blank lines, or .jsonl with "prompt" or "turns".'),
+    ] = None,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of each answer. Default: 128, with --quick 64.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Settings file to write, for MetaSDLLM(settings=...).")] = Path(
+        "settings.json"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Few prompts, once: a minute or two.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the settings as JSON and nothing else.")] = False,
+) -> None:
+    """Measure on your prompts whether drafting pays on this machine, say so, and write the best settings."""
+    with _errors_shown():
+        from metasd_langchain.cli.tune import run
+
+        run(
+            prompts=prompts,
+            model=model,
+            dtype=dtype,
+            max_tokens=max_tokens,
+            output_file=output,
+            quick=quick,
+            as_json=as_json,
+        )
+
+
 @contextmanager
 def _errors_shown() -> Iterator[None]:
     """An error of ours is a line and a hint on stderr, not a traceback: exit code 2 for what the user gave, else 1."""

@@ -222,3 +222,12 @@ def test_measuring_rotates_the_order_and_resets_before_every_answer():
     assert len(set(seeds)) == 4  # one a (prompt, repetition), the same for every method
     assert seeds[::2] == seeds[1::2]
     assert len(measure([Fake("one")], prompts, [(1,), (1,)], args, deadline=-math.inf)) == 1
+
+
+def test_a_prompt_may_hold_any_line_end_of_unicode_and_turns_must_be_a_list(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a\u2028b\u0085c"}\n\n{"turns": ["x"]}\n', encoding="utf-8")
+    assert [prompt.text for prompt in load(file)] == ["a\u2028b\u0085c", "Question: x\nAnswer:"]
+    file.write_text('{"turns": "x"}\n')
+    with pytest.raises(EvaluatorError, match="line 1"):
+        load(file)
