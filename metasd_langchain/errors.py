@@ -13,6 +13,7 @@
         PromptTooLong             names the prompt's length and the limit
         UnsupportedParameter      a per-call option that does not exist
       EngineClosed                the engine was closed while the request was waiting or running
+      Abandoned                   nobody will read the answer: another prompt of its batch failed
       DeadlineExceeded            the request's deadline passed; carries the partial text
       TargetError                 the target model's forward failed
       DrafterError                a drafter drafted nonsense; costs its draft, never reaches the caller
@@ -26,6 +27,7 @@ from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
+    "Abandoned",
     "BadOption",
     "BanditMemoryError",
     "ConfigError",
@@ -138,6 +140,10 @@ class UnsupportedParameter(RequestError, TypeError):
 
 class EngineClosed(MetaSDError, RuntimeError):
     """The engine was closed before the answer was complete."""
+
+
+class Abandoned(MetaSDError, RuntimeError):
+    """The answer was not finished because nobody will read it: another prompt of its batch failed."""
 
 
 class DeadlineExceeded(MetaSDError, TimeoutError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -14,9 +14,10 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.base import Runnable
-from pydantic import Field
+from langchain_core.runnables.config import get_config_list
+from pydantic import Field, PrivateAttr
 
-from metasd_langchain.errors import BadOption
+from metasd_langchain.errors import Abandoned, BadOption
 from metasd_langchain.local import LocalModel
 from metasd_langchain.runtime import finish_info
 from metasd_langchain.values import Step
@@ -47,6 +48,8 @@ class MetaSDLLM(LocalModel, BaseLLM):
     """``invoke`` also fires ``on_llm_new_token`` for each piece of text."""
     rate_limiter: BaseRateLimiter | None = Field(default=None, exclude=True)
     """Asked before each prompt is run; an answer from LangChain's cache asks nobody."""
+
+    _failures: list[BaseException] | None = PrivateAttr(default=None)  # of the prompts of this batch, first come first
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -155,8 +158,52 @@ class MetaSDLLM(LocalModel, BaseLLM):
         return BaseLLM.astream(bound, input, config, stop=stop or bound.stop, **rest)
 
     # One call a prompt: each has its own callbacks and its own error, and the engine packs what runs at the same time.
-    batch = Runnable.batch
-    abatch = Runnable.abatch
+    # When one fails and its error is raised, the others' answers are lost, so they stop too.
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Answers in the order of the prompts."""
+        if return_exceptions:
+            return Runnable.batch(self, inputs, config, return_exceptions=True, **kwargs)
+        bound, failures = self.model_copy(), list[BaseException]()
+        bound._failures = failures  # noqa: SLF001 - a copy of self
+        try:
+            return Runnable.batch(bound, inputs, config, **kwargs)
+        except Abandoned:
+            raise failures[0] from None
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Answers in the order of the prompts."""
+        if not inputs:
+            return []
+        configs = get_config_list(config, len(inputs))
+        limit = configs[0].get("max_concurrency")
+        turn = asyncio.Semaphore(limit) if limit else nullcontext()
+
+        async def answer(prompt: LanguageModelInput, own: RunnableConfig) -> str:
+            async with turn:
+                return await self.ainvoke(prompt, own, **kwargs)
+
+        tasks = [asyncio.ensure_future(answer(*pair)) for pair in zip(inputs, configs, strict=True)]
+        try:
+            answers: list[str] = await asyncio.gather(*tasks, return_exceptions=return_exceptions)  # type: ignore[assignment]
+            return answers
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def _generate(
         self,
@@ -170,6 +217,7 @@ class MetaSDLLM(LocalModel, BaseLLM):
         answers: list[list[Step]] = []
         try:
             for prompt in prompts:
+                self._go_on()
                 if self.rate_limiter is not None:
                     self.rate_limiter.acquire(blocking=True)
                 for completion in range(self.n):
@@ -179,9 +227,14 @@ class MetaSDLLM(LocalModel, BaseLLM):
                 steps: list[Step] = []
                 answers.append(steps)
                 for step in started:
+                    self._go_on()
                     steps.append(step)
                     if heard is not None and step.text:
                         heard.on_llm_new_token(step.text, chunk=GenerationChunk(text=step.text))
+        except BaseException as error:
+            if self._failures is not None:
+                self._failures.append(error)
+            raise
         finally:
             for started in runs:
                 started.close()
@@ -264,6 +317,11 @@ class MetaSDLLM(LocalModel, BaseLLM):
             await steps.aclose()
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Raise when another prompt of the same batch failed, and nobody will read this one's answer."""
+        if self._failures:
+            raise Abandoned("another prompt of the batch failed")
 
     def _streams_one(self) -> None:
         if self.n != 1:

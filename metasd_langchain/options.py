@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ ALIASES = {
     "request_timeout": "timeout",
 }
 _GROUPS = ("generation_kwargs", "pipeline_kwargs")  # mappings of options, as HuggingFacePipeline takes them
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "top_logprobs",
+    "timeout",
+    "max_model_len",
+    "num_threads",
+)
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 _SETTINGS = ("drafters", "policy", "reward", "memory")
@@ -230,19 +249,13 @@ def named_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str,
         BadOption: one option under two names with different values.
     """
     known = set(known)
-    flat: dict[str, Any] = {}
-    for group in _GROUPS:
-        given = options.get(group)
-        if group in known and given:
-            if not isinstance(given, Mapping):
-                raise BadOption(group, type(given).__name__, "a mapping of options")
-            flat.update(given)
-    flat.update({name: value for name, value in options.items() if name not in _GROUPS or name not in known})
     named: dict[str, Any] = {}
-    for name, value in flat.items():
+    for name, value in _flat(options, known):
         if name not in known:
             raise UnsupportedParameter(name, known)
         ours = ALIASES.get(name, name)
+        if ours in _NUMBERS and isinstance(value, bool):  # pydantic would take True for 1
+            raise BadOption(ours, value, "a number")
         if ours in named and named[ours] is not value and named[ours] != value:
             raise BadOption(name, value, f"one value; {ours} is given too")
         named[ours] = value
@@ -254,6 +267,17 @@ def named_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str,
     if isinstance(named.get("stop"), str):
         named["stop"] = [named["stop"]]
     return named
+
+
+def _flat(options: Mapping[str, Any], known: AbstractSet[str]) -> Iterator[tuple[str, Any]]:
+    """Options with those of groups among them. Given beside a group, an option wins over the group's."""
+    for name, value in options.items():
+        if name not in _GROUPS or name not in known:
+            yield name, value
+        elif value is not None and not isinstance(value, Mapping):
+            raise BadOption(name, type(value).__name__, "a mapping of options")
+        else:
+            yield from ((inner, one) for inner, one in (value or {}).items() if inner not in options)
 
 
 def stop_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:

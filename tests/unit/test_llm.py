@@ -319,7 +319,7 @@ def test_what_tells_one_cached_answer_from_another(truth: str) -> None:
 
 
 async def test_a_cold_batch_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    from metasd_langchain.models import load
+    from metasd_langchain.models import lm as load
 
     slow = load.CausalLM
 
@@ -449,3 +449,16 @@ def test_a_failed_call_is_an_error_and_no_cancellation(spans: Any, monkeypatch: 
     assert found["gen_ai.response.finish_reasons"] == ("error",)
     assert "metasd.cancelled" not in found
     assert found["gen_ai.usage.output_tokens"] >= 3  # what was done until then
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_when_one_prompt_of_a_batch_fails_the_others_stop_and_its_own_error_is_raised(order: int) -> None:
+    llm = make(max_tokens=400)
+    prompts: list[Any] = [PROMPT, PROMPT]
+    prompts.insert(order, "")
+    before = llm._load().rounds
+    with pytest.raises(RequestError, match="empty"):
+        llm.batch(prompts, max_tokens=400, drafters=["plain"], logit_bias={1: -100.0})
+    assert llm._load().rounds - before < 200  # alone, an answer takes 400
+    texts = llm.batch(prompts, return_exceptions=True, max_tokens=5)
+    assert [isinstance(text, RequestError) for text in texts] == [place == order for place in range(3)]
