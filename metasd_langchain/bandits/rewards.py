@@ -2,7 +2,9 @@
 
 ``throughput`` (default) ranks arms of any budget against not speculating at all; ``bd`` and ``be`` are MetaSD's and
 rank drafters of one common budget (arXiv 2604.05417, section 4; see also Kim et al., "A Unified Framework for
-Speculative Decoding with Multiple Drafters as a Bandit").
+Speculative Decoding with Multiple Drafters as a Bandit"); ``length`` (BanditSpec's, arXiv 2505.15141) and
+``expected_length`` (HedgeSpec's estimator of it, arXiv 2510.20064) rank arms of any budget by tokens a round, whatever
+a round costs: plain, worth 1, is their floor.
 
 **Range and map.** Policies want rewards in [0, 1]. The map is linear, ``(r - low) / (high - low)``, since a bandit
 compares *means*: a bent map such as ``r / (1 + r)`` would rank a steady arm over a better one that varies (the mean of
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from metasd_langchain.errors import BadOption
 from metasd_langchain.values import Outcome
 
-__all__ = ["BD", "BE", "REWARDS", "THROUGHPUT", "Reward"]
+__all__ = ["BD", "BE", "EXPECTED_LENGTH", "LENGTH", "REWARDS", "THROUGHPUT", "Reward"]
 
 _SLACK = 1e-6  # rounding of sums of probabilities, relative to the range
 
@@ -92,11 +94,38 @@ def _block_efficiency(outcome: Outcome) -> float:
     return outcome.accepted / outcome.budget if outcome.budget else 0.0
 
 
+def _length(outcome: Outcome) -> float:
+    """BanditSpec's Y: tokens the round committed, correction or bonus included. Plain gives 1.
+
+    In tokens, not as a share of the arm's own budget: by such a share plain would always earn all it can, and 2 of 2
+    drafted tokens would beat 8 of 16. The map to [0, 1] divides by one length for all arms, as BanditSpec's L + 1 does.
+    """
+    return min(_LONGEST, float(outcome.committed))
+
+
+def _expected_length(outcome: Outcome) -> float:
+    """HedgeSpec's estimate of ``length`` for the row: ``sum over k of k (1 - g_k) g_1 ... g_{k-1}`` up to the bonus
+    token (g = 0 there), which is ``1 + g_1 + g_1 g_2 + ...``; g = 1 - TV(p, q). Plain gives 1.
+
+    Less noisy than ``length``, since it does not wait for tokens to be drawn. g past a rejection are those of the
+    draft's own prefix, where HedgeSpec takes verified text. Nodes count as a chain: of a tree this is a lower bound,
+    since an outcome does not say which nodes are siblings; so it ranks chains, or trees of one shape.
+    """
+    total = reach = 1.0
+    for agreement in outcome.agreement:
+        reach *= agreement
+        total += reach
+    return min(_LONGEST, total)
+
+
 # 16 accepted tokens at our steepest measured cost (1.5 plain steps) are worth 11, at free width 17. What lies above
 # saturates rather than fails: on a device where width is free a wide draft may earn it honestly.
 _HIGH = 16.0
+_LONGEST = 17.0  # a draft of 16 and the bonus token; longer ones saturate
 
 THROUGHPUT = Reward("throughput", 0.0, _HIGH, False, _throughput)
 BD = Reward("bd", 0.0, 1.0, True, _block_divergence)
 BE = Reward("be", 0.0, 1.0, False, _block_efficiency)
-REWARDS: Mapping[str, Reward] = {reward.name: reward for reward in (THROUGHPUT, BD, BE)}
+LENGTH = Reward("length", 0.0, _LONGEST, False, _length)
+EXPECTED_LENGTH = Reward("expected_length", 0.0, _LONGEST, True, _expected_length)
+REWARDS: Mapping[str, Reward] = {reward.name: reward for reward in (THROUGHPUT, BD, BE, LENGTH, EXPECTED_LENGTH)}

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from metasd_langchain.bandits import Policy, State
+from metasd_langchain.bandits.selector import Fading
 from metasd_langchain.errors import BanditMemoryError
 from metasd_langchain.values import PLAIN, Choice, Situation
 
@@ -53,19 +54,22 @@ class PolicyContract:
     """The walks. Flags say what a policy claims; the defaults suit a stationary bandit.
 
     Attributes:
-        learns: finds the best arm and tries unlucky ones again.
+        learns: finds the best arm, also a late one, and tries an arm again that had no luck in its first round.
         follows_switches: when the best arm turns bad, leaves it within 30 rounds, and comes back when it is good again.
+        commits: 0, or the rounds among the contract's four arms after which the policy plays one arm for good, as the
+            textbook's explore-then-commit does. It is then held to that: what the arm earns changes nothing any more.
     """
 
     learns: ClassVar[bool] = True
     follows_switches: ClassVar[bool] = False
+    commits: ClassVar[int] = 0
 
     def make(self) -> Policy:
         """A fresh policy."""
         raise NotImplementedError
 
     def _coins(self, means: dict[str, float], seed: int) -> Callable[[str], float]:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng((seed, 1))  # not the policy's stream: its draws would decide what they earn
         return lambda arm: float(rng.random() < means[arm])
 
     def test_is_a_policy(self) -> None:
@@ -105,16 +109,17 @@ class PolicyContract:
         ]
         assert runs[0] == runs[1]
 
-    def test_dump_and_load_go_on_alike(self) -> None:
+    @pytest.mark.parametrize("rounds", [3, 6, 50])
+    def test_dump_and_load_go_on_alike(self, rounds: int) -> None:
         first, second = self.make(), self.make()
-        hints = {"one@8": 3.0, "two@8": 9.0}
-        play(first, self._coins(dict.fromkeys(ARMS, 0.4), 3), 50, np.random.default_rng(3), Situation(ARMS, hints))
+        seen = Situation(ARMS, {"one@8": 3.0, "two@8": 9.0}, {"position": 7.0})
+        play(first, self._coins(dict.fromkeys(ARMS, 0.4), 3), rounds, np.random.default_rng(3), seen)
         state: State = json.loads(json.dumps(first.dump(), allow_nan=False))
         second.load(state)
         assert second.values() == pytest.approx(first.values())
         assert json.loads(json.dumps(second.dump())) == state
         rest = [
-            play(policy, self._coins(dict.fromkeys(ARMS, 0.4), 4), 50, np.random.default_rng(4), Situation(ARMS, hints))
+            play(policy, self._coins(dict.fromkeys(ARMS, 0.4), 4), 50, np.random.default_rng(4), seen)
             for policy in (first, second)
         ]
         assert rest[0] == rest[1]
@@ -153,6 +158,76 @@ class PolicyContract:
             policy.update(Situation(ARMS), Choice("two@8", 0.25), dict.fromkeys(ARMS, 0.0))
             means = {arm: 0.9 if arm == "two@8" else 0.15 for arm in ARMS}
             assert "two@8" in play(policy, self._coins(means, seed), 300, rng), seed
+
+    def test_a_late_arm_has_its_chance(self) -> None:
+        if not self.learns:
+            pytest.skip("does not claim to learn")
+        shares = []
+        for seed in range(8):
+            policy, rng = self.make(), np.random.default_rng(seed)
+            reward = self._coins({**dict.fromkeys(ARMS, 0.2), "late@8": 0.8}, seed)
+            play(policy, reward, 100, rng)
+            play(policy, reward, 100, rng, Situation((*ARMS, "late@8")))
+            shares.append(play(policy, reward, 100, rng, Situation((*ARMS, "late@8"))).count("late@8") / 100)
+        assert float(np.median(shares)) >= 0.5, shares
+
+    def test_commits_for_good_where_it_claims_to(self) -> None:
+        if not self.commits:
+            pytest.skip("never commits")
+        for seed in range(8):
+            policy, rng = self.make(), np.random.default_rng(seed)
+            play(policy, self._coins(dict.fromkeys(ARMS, 0.5), seed), self.commits, rng)
+            committed = play(policy, lambda _: 0.0, 200, rng)
+            assert len(set(committed)) == 1, seed
+            others = tuple(arm for arm in ARMS if arm != committed[0])
+            assert set(play(policy, lambda _: 1.0, 20, rng, Situation(others))) <= set(others)
+            assert play(policy, lambda _: 0.0, 20, rng) == committed[:20], seed
+
+    def test_fading_keeps_the_means(self) -> None:
+        policy, rng = self.make(), np.random.default_rng(6)
+        if not isinstance(policy, Fading):
+            pytest.skip("starts every key from nothing")
+        reward = self._coins(dict.fromkeys(ARMS, 0.5), 6)
+        play(policy, reward, 50, rng)
+        before = dict(policy.values())
+        for keep in (0.25, 1.0, 1e-3):
+            policy.fade(keep)
+            assert policy.values() == pytest.approx(before)
+        other = self.make()
+        other.load(json.loads(json.dumps(policy.dump(), allow_nan=False)))
+        rest = [
+            play(one, self._coins(dict.fromkeys(ARMS, 0.5), 7), 50, np.random.default_rng(7)) for one in (policy, other)
+        ]
+        assert rest[0] == rest[1]
+
+    def test_a_reward_not_known_leaves_its_arm_alone(self) -> None:
+        policy, rng = self.make(), np.random.default_rng(8)
+        if not policy.full_information:
+            pytest.skip("learns from the arm played only")
+        situation = Situation(ARMS)
+        for known in (ARMS, ARMS[:2], ARMS[:2], ()):
+            before = dict(policy.values())
+            policy.update(situation, policy.select(situation, rng), dict.fromkeys(known, 0.7))
+            after = policy.values()
+            assert {arm: after[arm] for arm in before if arm not in known} == {
+                arm: value for arm, value in before.items() if arm not in known
+            }
+
+    def test_learns_from_the_played_arm_alone(self) -> None:
+        if not self.make().full_information:
+            pytest.skip("learns from nothing else")
+        means = {arm: 0.8 if arm == "two@8" else 0.2 for arm in ARMS}
+        shares = []
+        for seed in range(8):
+            policy, rng, reward = self.make(), np.random.default_rng(seed), self._coins(means, seed)
+            for turn in range(300):
+                choice = policy.select(Situation(ARMS), rng)
+                policy.update(Situation(ARMS), choice, {choice.arm: reward(choice.arm)})
+                if turn == 200:
+                    shares.append(0.0)
+                if turn >= 200:
+                    shares[-1] += (choice.arm == "two@8") / 100
+        assert float(np.median(shares)) >= 0.6, shares
 
     def test_follows_switches(self) -> None:
         if not self.follows_switches:

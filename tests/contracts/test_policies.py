@@ -5,11 +5,16 @@ import pytest
 from metasd_langchain.bandits.registry import policy_factory, policy_names
 from metasd_langchain.testing.policy_contract import PolicyContract
 
-# What a policy claims beyond the contract's defaults.
+# What a policy claims beyond the contract's defaults. Not to learn, not to follow switches and to commit for good are
+# what these policies are by definition; their docstrings say so.
 CLAIMS = {
     "fixed": {"learns": False},
     "random": {"learns": False},
     "hinted_ucb": {"follows_switches": True},
+    "discounted_ucb": {"follows_switches": True},
+    "sliding_ucb": {"follows_switches": True},
+    "etc": {"commits": 4 * 3},  # each of the four arms three times
+    "halving": {"commits": 4 * 3 + 2 * 6},
 }
 
 
@@ -23,11 +28,22 @@ for _name in policy_names():
 
 
 def test_the_folder_was_walked():
-    assert {"fixed", "random", "ucb", "hinted_ucb"} <= set(policy_names())
+    papers = {"etc", "exp3", "exp3spec", "halving", "hedge", "linucb", "normalhedge", "thompson", "ucb", "ucbspec"}
+    ours = {"discounted_ucb", "fixed", "hinted_ucb", "random", "sliding_ucb"}
+    assert papers | ours <= set(policy_names())
+
+
+def test_claims_are_of_policies_that_exist():
+    assert CLAIMS.keys() <= set(policy_names())
 
 
 @pytest.mark.parametrize("name", policy_names())
 def test_module_says_what_it_is(name):
     module = __import__(f"metasd_langchain.bandits.policies.{name}", fromlist=["create"])
-    assert len((module.__doc__ or "").split()) > 30
+    said = module.__doc__ or ""
+    assert len(said.split()) > 30
+    assert "Law:" in said
+    assert "Prefer" in said
+    if name not in {"fixed", "random"}:
+        assert "Reference" in said
     assert policy_factory(name)().name == name
