@@ -12,6 +12,7 @@ from metasd_langchain._version import __version__
 
 if TYPE_CHECKING:
     from metasd_langchain.assemble import make_pool, shared_engine
+    from metasd_langchain.bandits.memory import SqliteMemory
     from metasd_langchain.engine.loop import Engine
     from metasd_langchain.engine.pool import Pool
     from metasd_langchain.errors import MetaSDError
@@ -28,6 +29,7 @@ _HOMES = {
     "Request": "values",
     "Round": "values",
     "Sampling": "values",
+    "SqliteMemory": "bandits.memory",
     "Step": "values",
     "Summary": "values",
     "make_pool": "assemble",
@@ -44,6 +46,7 @@ __all__ = [
     "Request",
     "Round",
     "Sampling",
+    "SqliteMemory",
     "Step",
     "Summary",
     "__version__",

@@ -13,6 +13,9 @@ memory         process, one bandit a pipeline step                         each 
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -21,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from metasd_langchain.bandits import Policy
+from metasd_langchain.bandits.memory import Key, Memory, memory_named
 from metasd_langchain.bandits.registry import policy_factory, reward_named
 from metasd_langchain.bandits.rewards import Reward
 from metasd_langchain.bandits.selector import Selector
@@ -50,8 +54,9 @@ def make_pool(
     policy: str | Policy = DEFAULT_POLICY,
     reward: str | Reward = DEFAULT_REWARD,
     *,
-    memory: str = "process",
+    memory: str | os.PathLike[str] | Memory = "process",
     policy_options: Mapping[str, object] | None = None,
+    target: str = "",
 ) -> Pool:
     """Drafters, arms and bandit. Loads no weights and no torch.
 
@@ -59,19 +64,51 @@ def make_pool(
         arms: names such as "suffix@16" ("plain" drafts nothing), drafter objects, or pairs (object, budget).
         policy: a policy's name, or a policy object that every pipeline step starts from a copy of.
         reward: a reward's name, or a Reward.
-        memory: "process" or "request".
+        memory: "process", "request", a file's path, or a Memory.
         policy_options: passed to the policy's factory.
+        target: what the model is called in a file or Memory; "" when `Selector.bind` will say.
 
     Raises:
         UnknownName: lists what exists.
-        BadOption: a budget out of range, an arm twice, no arm at all.
+        BadOption: a budget out of range, an arm twice, no arm at all, an unknown memory.
+        BanditMemoryError: the file cannot be read.
     """
     if isinstance(arms, str):
         raise BadOption("drafters", arms, "a list of arms")
     drafters: dict[str, Drafter] = {}
     parsed = [_arm(spec, drafters) for spec in arms]
     factory = policy_factory(policy, policy_options)
-    return Pool(drafters, Selector(parsed, factory, reward_named(reward), memory=memory))
+    worth = reward_named(reward)
+    stored = Key(
+        target,
+        _policy_id(policy, policy_options),
+        _digest(sorted([arm.name, type(drafters.get(arm.drafter)).__qualname__] for arm in parsed)),
+        f"{worth.name} {worth.low:g} to {worth.high:g}",
+    )
+    return Pool(drafters, Selector(parsed, factory, worth, memory=memory_named(memory), stored=stored))
+
+
+def _policy_id(policy: str | Policy, options: Mapping[str, object] | None) -> str:
+    """A policy with what it was told, as far as it can be written down: under that its statistics are stored."""
+    if isinstance(policy, str):
+        return f"{policy} {_written(dict(sorted(options.items())))}" if options else policy
+    return f"{policy.name} {_kind(policy)} {_digest(getattr(policy, '__dict__', {}))}"
+
+
+def _kind(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _written(thing: object) -> str:
+    """A thing as JSON, of live objects their kind, the same in every process."""
+    try:
+        return json.dumps(thing, default=_kind, skipkeys=True)
+    except (ValueError, RecursionError):  # it holds itself
+        return _kind(thing)
+
+
+def _digest(thing: object) -> str:
+    return hashlib.blake2s(_written(thing).encode(), digest_size=6).hexdigest()
 
 
 def _arm(spec: ArmSpec, drafters: dict[str, Drafter]) -> Arm:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseLLM, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import BaseMessage, get_buffer_string
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import RunnableConfig
@@ -115,6 +116,10 @@ class MetaSDLLM(LocalModel, BaseLLM):
             return self.custom_get_token_ids(text)
         return self._load().target.encode(text)
 
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """Tokens of the prompt that messages become when this LLM is called with them; it has no use for tools."""
+        return self.get_num_tokens(get_buffer_string(messages))
+
     # -- calls --------------------------------------------------------------------------------------------------------
     # LangChain's cache key, traces and metadata are made from an object's fields. So options of a call become fields of
     # a copy (which shares the engine) before LangChain's own code runs.
@@ -131,7 +136,8 @@ class MetaSDLLM(LocalModel, BaseLLM):
     ) -> LLMResult:
         """See `generate`."""
         bound, rest = self._bound(kwargs)
-        return await BaseLLM.agenerate(bound, prompts, stop or bound.stop, callbacks, **rest)
+        # `or None`: langchain-core 1.8.3 takes an empty list for one list a prompt
+        return await BaseLLM.agenerate(bound, prompts, stop or bound.stop, callbacks or None, **rest)
 
     def stream(
         self,

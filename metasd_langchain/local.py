@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import json
 import os
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, PrivateAttr
 
 from metasd_langchain.assemble import DEFAULT_ARMS, close_engine, make_pool, shared_engine
+from metasd_langchain.bandits.shelf import save_all
 from metasd_langchain.errors import BadOption, LoadError, MissingExtra, RequestError, UnsupportedParameter
+from metasd_langchain.identity import Same, name_of
 from metasd_langchain.options import ALIASES, Options, named_options, stop_strings
 from metasd_langchain.runtime import Runtime, run, run_async
 from metasd_langchain.telemetry.otel import CallSpan
@@ -76,13 +79,20 @@ class LocalModel(Options):
         return self
 
     def forget(self) -> None:
-        """Drop shared text indexes and what the bandit learned, as if the object were new."""
+        """Drop shared text indexes and what the bandit learned, as if the object were new.
+
+        A memory on disk keeps what it has, and this object does not read it again; ``metasd memory reset`` empties it.
+        """
         self._shared.forget()
 
     def close(self) -> None:
-        """Stop the engine, for every object that shares it, and let go of its weights; the next call loads again."""
+        """Stop the engine, for every object that shares it, and let go of its weights; the next call loads again.
+
+        What was learned is saved, where a memory on disk was named.
+        """
         for engine in self._shared.take():
             close_engine(engine)
+        save_all()
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -106,10 +116,10 @@ class LocalModel(Options):
     def _model_id(self) -> object:
         """Tells models of one name apart: the place of a folder or file, the identity of live objects."""
         if self.engine is not None:
-            return id(self.engine.target)
+            return name_of(self.engine.target.lm)
         model = self._named_model
         if isinstance(model, tuple):
-            return id(model[0])
+            return " ".join(name_of(part) for part in model)
         path = Path(model)
         return str(path.resolve()) if path.exists() else str(model)
 
@@ -123,10 +133,10 @@ class LocalModel(Options):
             "model_id": self._model_id,
             "model_kwargs": repr(sorted(self.model_kwargs.items())),
             "logit_bias": sorted(self.logit_bias.items()) if self.logit_bias else None,
-            # Live objects: the same ones give the same answers, and an id is all that is known of them.
-            "logits_processors": [f"{type(one).__name__}:{id(one)}" for one in self.logits_processors or ()],
-            "drafters": [str(getattr(spec, "name", spec)) for spec in self._arms],
+            "logits_processors": [name_of(one) for one in self.logits_processors or ()],
+            "drafters": [_arm_name(spec) for spec in self._arms],
             "policy": self.policy if isinstance(self.policy, str) else type(self.policy).__name__,
+            "memory": self._memory_name or type(self.memory).__name__,
         }
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -157,17 +167,31 @@ class LocalModel(Options):
         arms = self._arms
         key = (
             self._engine_key,  # what was learned about drafting for one model says nothing about another
-            tuple(arm if isinstance(arm, str) else id(arm) for arm in arms),
+            tuple((Same(arm[0]), *arm[1:]) if isinstance(arm, tuple) else _key(arm) for arm in arms),
             _key(self.policy),
             _key(self.reward),
-            self.memory,
+            self._memory_name or Same(self.memory),
         )
         return self._shared.pool(key, lambda: make_pool(arms, self.policy, self.reward, memory=self.memory))
+
+    def _bind(self, engine: Engine) -> None:
+        """Tell a memory on disk which model it is that is learned for."""
+        selector = self._pool().selector
+        if selector.stores:
+            from metasd_langchain.models.identity import identity  # torch
+
+            live = self.engine is not None or isinstance(self._named_model, tuple)
+            selector.bind(identity(engine.target, "" if live else str(self._model_id)), self._shared.scope)
+
+    @property
+    def _memory_name(self) -> str | None:
+        """The memory as a string; None for an object that has none."""
+        return os.fspath(self.memory) if isinstance(self.memory, (str, os.PathLike)) else None
 
     @property
     def _engine_key(self) -> tuple[object, ...]:
         model = self._named_model
-        named = model if isinstance(model, str) else id(model)
+        named = tuple(map(Same, model)) if isinstance(model, tuple) else str(model)
         kwargs = repr(sorted(self.model_kwargs.items()))
         return (named, self.revision, self.dtype, self.device, self.compile, self.num_threads, kwargs)
 
@@ -236,7 +260,7 @@ class LocalModel(Options):
             stop=stop_strings(stop or self.stop),
             verify=self.verify,
             step=self.memory_key or _step_of(run_manager, self._run_name, ids),
-            scope=self.scope or self._shared.scope,
+            scope=_escaped(self.scope) if self.scope else self._shared.scope,
             deadline_s=self.timeout,
             shaping=shaping,
             completion=completion,
@@ -244,6 +268,7 @@ class LocalModel(Options):
             limit=self.max_model_len,
         )
         engine.check(request)
+        self._bind(engine)
         return request
 
     def _span(self, run_manager: Any, stream: bool) -> CallSpan:
@@ -318,12 +343,30 @@ class LocalModel(Options):
         return {**state, "__pydantic_private__": private, "__dict__": {**state["__dict__"], "engine": None}}
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        """A copy that shares the engine: weights are not duplicated."""
-        return self.model_copy()
+        """A copy that shares engine and live objects: weights are not duplicated, lists and mappings are."""
+        own = {name: value for name, value in self.__dict__.items() if type(value) in (list, dict)}
+        live = ("drafters", "logits_processors", "callbacks")
+        return self.model_copy(
+            update={name: list(one) if name in live else copy.deepcopy(one, memo) for name, one in own.items()}
+        )
+
+
+def _escaped(scope: str) -> str:
+    """A scope without "/", which parts it from the step in the bandit's keys: "a" with "b/c" is not "a/b" with "c"."""
+    return scope.replace("%", "%25").replace("/", "%2F")
 
 
 def _key(thing: object) -> object:
-    return thing if isinstance(thing, str) else id(thing)
+    return thing if isinstance(thing, str) else Same(thing)
+
+
+def _arm_name(spec: Any) -> str:
+    """An arm as text: "suffix@16"; drafters change no answer, so which object it is does not matter."""
+    if isinstance(spec, tuple):
+        return (
+            f"{getattr(spec[0], 'name', type(spec[0]).__name__)}@{spec[1]}" if len(spec) == 2 else type(spec).__name__
+        )
+    return spec if isinstance(spec, str) else str(getattr(spec, "name", type(spec).__name__))
 
 
 def _check_prompt(prompt: object) -> None:

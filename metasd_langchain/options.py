@@ -97,8 +97,9 @@ class Options(BaseModel):
     """Name of the bandit policy, or a policy object that each pipeline step starts from a copy of."""
     reward: str = "throughput"
     """Name of the reward."""
-    memory: str = "process"
-    """"process": each pipeline step goes on learning; "request": every call starts fresh."""
+    memory: Any = "process"
+    """"process": each pipeline step goes on learning; "request": every call starts fresh; a path such as
+    "bandit.sqlite", or ``SqliteMemory(path)``: it goes on learning where an earlier process stopped."""
     memory_key: str | None = None
     """Name of the pipeline step. None: the LangGraph node, the run's name, or step tags and the prompt's start."""
     scope: str | None = None

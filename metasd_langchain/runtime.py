@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Runtime", "arms_played", "finish_info", "run", "run_async"]
 
 
+_POOLS = 16  # configurations of arms, policy, reward and memory that one object and its copies keep
+
+
 class Runtime:
     """Engine and pools of one model object and its copies. Everything is made when it is first needed."""
 
@@ -40,9 +43,11 @@ class Runtime:
     def pool(self, key: object, make: Callable[[], Pool]) -> Pool:
         """The pool for a set of arms, policy, reward and memory."""
         with self._lock:
-            if key not in self._pools:
-                self._pools[key] = make()
-            return self._pools[key]
+            pool = self._pools.pop(key, None)
+            self._pools[key] = pool = make() if pool is None else pool
+            while len(self._pools) > _POOLS:
+                del self._pools[next(iter(self._pools))]  # the one longest not asked for; calls that use it go on
+            return pool
 
     def forget(self) -> None:
         """Drop shared text indexes and what the bandits learned."""

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from metasd_langchain.bandits import Policy
 from metasd_langchain.bandits.costs import CostModel
+from metasd_langchain.bandits.joining import evidence
+from metasd_langchain.bandits.memory import Key, Memory, scope_id
 from metasd_langchain.bandits.rewards import Reward
+from metasd_langchain.bandits.shelf import Shelf, save_all
 from metasd_langchain.errors import BadOption, UnknownName
 from metasd_langchain.values import PLAIN, Arm, Choice, Outcome, Situation
 
 __all__ = ["Fading", "Seat", "Selector"]
 
 # Evidence of other keys that a new key starts with: enough to know which arms are hopeless, little enough that the
-# key's own first dozen rounds outweigh it.
-_WARM_START = 0.25
+# key's own first dozen rounds outweigh it. The share suits policies that discount; the rounds bound those that do not.
+_WARM_START, _WARM_ROUNDS = 0.25, 25.0
 
 
 @runtime_checkable
@@ -39,9 +43,12 @@ class Selector:
         policy: makes a fresh policy, see ``bandits.registry.policy_factory``.
         reward: what a round was worth.
         memory: "process": calls of one key go on learning where the last one stopped, and a new key starts from the
-            faded statistics of all keys. "request": every call starts fresh (the papers' setting).
+            faded statistics of all keys of its scope. "request": every call starts fresh (the papers' setting). A
+            Memory: as "process", and a key's first call goes on where an earlier process stopped.
         capacity: most keys kept; the one least recently opened goes first.
         costs: running costs, shared where engines share a machine; None = own.
+        stored: under what a Memory keeps it all; scope and step are filled in. None: names as far as they are known
+            here, and the target by `bind`.
 
     Raises:
         BadOption: no arms, a name twice, a capacity below 1, an unknown memory.
@@ -53,23 +60,29 @@ class Selector:
         policy: Callable[[], Policy],
         reward: Reward,
         *,
-        memory: str = "process",
+        memory: str | Memory = "process",
         capacity: int = 256,
         costs: CostModel | None = None,
+        stored: Key | None = None,
     ) -> None:
         names = [arm.name for arm in arms]
         if not names or len(set(names)) != len(names):
             raise BadOption("arms", tuple(names), "at least one arm, no name twice")
-        if memory not in ("process", "request"):
-            raise BadOption("memory", memory, "'process' or 'request'")
+        if memory not in ("process", "request") and not isinstance(memory, Memory):
+            raise BadOption("memory", memory, "'process', 'request' or a Memory")
         if capacity < 1:
             raise BadOption("capacity", capacity, "a whole number of at least 1")
         self.arms = tuple(arms)
         self.reward = reward
         self.costs = CostModel() if costs is None else costs
         self._make, self._capacity = policy, capacity
-        self._live: OrderedDict[str, Policy] | None = OrderedDict() if memory == "process" else None
-        self._all = policy()  # what all keys together have learned
+        self._name = policy().name
+        self._live: OrderedDict[str, Policy] | None = None if memory == "request" else OrderedDict()
+        self._scopes: OrderedDict[str, Policy] = OrderedDict()  # what all keys of a scope together have learned
+        self._shelf = None if isinstance(memory, str) else Shelf(memory)
+        self._stored = stored or Key("", self._name, ",".join(sorted(names)), reward.name)
+        self._nameless = ""  # the scope that stands for none
+        self._forgotten: set[str] | None = set()  # keys that are not loaded again; None: all of them
 
     @property
     def needs_agreement(self) -> bool:
@@ -79,50 +92,124 @@ class Selector:
     @property
     def policy_name(self) -> str:
         """The policy's name."""
-        return self._all.name
+        return self._name
+
+    @property
+    def stores(self) -> bool:
+        """Whether a Memory is behind it, which `bind` has to be told the target for."""
+        return self._shelf is not None
+
+    def bind(self, target: str, nameless: str = "") -> None:
+        """Say for which model a Memory keeps what is learned. Any thread, before the first call is opened.
+
+        Args:
+            target: the model, as exactly as is known: nothing is loaded that was learned for another one.
+            nameless: a scope that means nothing outside this process, and is stored as no scope.
+        """
+        if self._shelf is None or (target, nameless) == (self._stored.target, self._nameless):
+            return
+        if self._stored.target:
+            self._leave_all()
+        self._nameless, self._stored = nameless, replace(self._stored, target=target)
+        save_all()  # another object of this process may have learned for the same keys
 
     def open(self, key: str, rng: np.random.Generator) -> Seat:
-        """A seat for one call. Seats of one key share one live policy (memory "process")."""
-        return Seat(self, self._policy(key), rng)
+        """A seat for one call. Seats of one key share one live policy.
+
+        Args:
+            key: ``scope/step`` ("/" in a scope is written "%2F", "%" is "%25"), or a step alone.
+            rng: the call's own.
+
+        Raises:
+            BanditMemoryError: what is stored for the key cannot be read.
+            BadOption: a Memory, and no target was named.
+        """
+        return Seat(self, self._policies(key), rng)
 
     def forget(self, key: str | None = None) -> None:
-        """Drop what was learned for one key, or everything. Costs stay (they are the machine's); open seats go on."""
+        """Drop what was learned for one key, or everything, and do not load it again.
+
+        Costs stay (they are the machine's), open seats go on, and a Memory keeps what was learned until now.
+        """
         if self._live is None:
             return
-        if key is not None:
-            self._live.pop(key, None)
+        if key is None:
+            self._forgotten = None
+            self._leave_all()
             return
-        self._live = OrderedDict()  # anew, not emptied: the engine's thread may be looking at it
-        self._all = self._make()
+        if self._forgotten is not None:
+            self._forgotten.add(key)
+        policy = self._live.pop(key, None)
+        if self._shelf is not None and policy is not None:
+            self._shelf.leave([policy])
 
-    def _policy(self, key: str) -> Policy:
-        live = self._live  # `forget` may put another in its place from another thread
+    def _leave_all(self) -> None:
+        live: Mapping[str, Policy] = self._live or {}
+        scopes = self._scopes
+        # anew, not emptied: the engine's thread may be looking at them
+        self._live, self._scopes = OrderedDict(), OrderedDict()
+        if self._shelf is not None:
+            self._shelf.leave([*live.values(), *scopes.values()])
+
+    def _policies(self, key: str) -> tuple[Policy, ...]:
+        """The key's policy, and that of its whole scope; both learn."""
+        live, scopes = self._live, self._scopes  # `forget` may put others in their place from another thread
         if live is None:
-            return self._make()
+            return (self._make(),)
+        head, mark, tail = key.partition("/")
+        scope, step = (head, tail) if mark else ("", key)
+        every = scopes.get(scope)
+        if every is None:
+            every = self._make()
+            self._keep(every, scope, None, load=self._forgotten is not None)
+            scopes[scope] = every
         policy = live.get(key)
         if policy is None:
-            policy = live[key] = self._make()
+            policy = self._make()
             if isinstance(policy, Fading):
-                policy.load(self._all.dump())
-                policy.fade(_WARM_START)
-        live.move_to_end(key)
-        while len(live) > self._capacity:
-            live.popitem(last=False)
-        return policy
+                known = every.dump()
+                policy.load(known)
+                policy.fade(min(_WARM_START, _WARM_ROUNDS / max(evidence(known), 1.0)))
+            self._keep(policy, scope, step, load=self._forgotten is not None and key not in self._forgotten)
+            live[key] = policy
+        self._limit(live, key)
+        self._limit(scopes, scope)
+        return policy, every
 
-    def credit(self, policy: Policy, situation: Situation, choice: Choice, reward: float) -> None:
-        """Teach a key's policy, and what all keys know, a reward in its own units."""
+    def _keep(self, policy: Policy, scope: str, step: str | None, *, load: bool) -> None:
+        if self._shelf is None:
+            return
+        if not self._stored.target:
+            raise BadOption("target", "", "the name of the model whose rounds are remembered; see Selector.bind")
+        scope = "" if scope == self._nameless else scope_id(scope.replace("%2F", "/").replace("%25", "%"))
+        self._shelf.open(replace(self._stored, scope=scope, step=step), policy, load=load)
+
+    def _limit(self, policies: OrderedDict[str, Policy], latest: str) -> None:
+        policies.move_to_end(latest)
+        while len(policies) > self._capacity:
+            _, policy = policies.popitem(last=False)
+            if self._shelf is not None:
+                self._shelf.leave([policy])
+
+    def credit(self, policies: Sequence[Policy], situation: Situation, choice: Choice, reward: float) -> None:
+        """Teach a key's policy, and that of its scope, a reward in its own units."""
         rewards = {choice.arm: self.reward.rescaled(reward)}
-        policy.update(situation, choice, rewards)
-        if self._live is not None:
-            self._all.update(situation, choice, rewards)
+        if self._shelf is None:
+            for policy in policies:
+                policy.update(situation, choice, rewards)
+            return
+        with self._shelf.lock:
+            for policy in policies:
+                policy.update(situation, choice, rewards)
+            self._shelf.note(policies)
 
 
 class Seat:
     """One call's place at the bandit: one `choose`, then one `learn`, a round."""
 
-    def __init__(self, selector: Selector, policy: Policy, rng: np.random.Generator) -> None:
-        self._selector, self._policy, self._rng = selector, policy, rng
+    def __init__(self, selector: Selector, policies: Sequence[Policy], rng: np.random.Generator) -> None:
+        self._selector, self._policies, self._rng = selector, policies, rng
+        self._policy = policies[0]  # chooses; the others learn along
         self._arms = {arm.name: arm for arm in selector.arms}
         self._situation: Situation | None = None
 
@@ -208,7 +295,7 @@ class Seat:
         )
         situation, self._situation = self._situation, None
         if situation is not None and committed > 0:
-            self._selector.credit(self._policy, situation, choice, self._selector.reward(outcome))
+            self._selector.credit(self._policies, situation, choice, self._selector.reward(outcome))
         return outcome
 
     def values(self) -> Mapping[str, float]:

@@ -139,6 +139,42 @@ def _tune(
         )
 
 
+memory_app = typer.Typer(help="What bandits remember in a file (MetaSDLLM(memory=FILE)).", no_args_is_help=True)
+app.add_typer(memory_app, name="memory")
+MemoryFile = Annotated[Path, typer.Argument(help="The file.", show_default=False)]
+
+
+@memory_app.command("show")
+def _memory_show(file: MemoryFile) -> None:
+    """Print a table: rounds learned from, and the best arms with what they are worth, by model and pipeline step."""
+    with _errors_shown():
+        from metasd_langchain.cli.memory import show
+
+        show(file)
+
+
+@memory_app.command("export")
+def _memory_export(file: MemoryFile) -> None:
+    """Print everything as one JSON object."""
+    with _errors_shown():
+        from metasd_langchain.cli.memory import export
+
+        export(file)
+
+
+@memory_app.command("reset")
+def _memory_reset(
+    file: MemoryFile,
+    scope: Annotated[str | None, typer.Option(help='Of this scope only; "" is what no scope learned.')] = None,
+    step: Annotated[str | None, typer.Option(help="Of the pipeline step of this name only.")] = None,
+) -> None:
+    """Delete what was learned: all of it, or of one scope or step. The file stays."""
+    with _errors_shown():
+        from metasd_langchain.cli.memory import reset
+
+        reset(file, scope=scope, step=step)
+
+
 @contextmanager
 def _errors_shown() -> Iterator[None]:
     """An error of ours is a line and a hint on stderr, not a traceback: exit code 2 for what the user gave, else 1."""

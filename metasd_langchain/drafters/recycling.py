@@ -72,6 +72,10 @@ class _Tables:
         self._lock = threading.Lock()
         self._tables: dict[str, _Table] = {}  # the longest unopened first
 
+    def __reduce__(self) -> tuple[type[_Tables], tuple[int, int]]:
+        """What was generated stays in this process: a pickled drafter starts empty."""
+        return _Tables, (self._max_bytes, self._entry_bytes)
+
     def table(self, scope: str) -> _Table:
         """The scope's table."""
         with self._lock:

@@ -53,6 +53,10 @@ class _Outputs:
         self._filled: dict[SuffixAutomaton, _Shelf] = {}  # every segment, the longest untouched first
         self.nbytes = 0
 
+    def __reduce__(self) -> tuple[type[_Outputs], tuple[int]]:
+        """What was generated stays in this process: a pickled drafter starts empty."""
+        return _Outputs, (self._max_bytes,)
+
     def shelf(self, scope: str) -> _Shelf:
         """The scope's shelf. It lives as long as a session or a segment needs it."""
         with self._lock:

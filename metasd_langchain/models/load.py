@@ -1,9 +1,15 @@
-"""Finding and loading the target: a folder, a hub id, a GGUF file, live objects or the embedded model."""
+"""Finding and loading the target: a folder, a hub id, a GGUF file, live objects or the embedded model.
+
+Importing this module loads no torch, so that a caller can take `uncollected` before that begins.
+"""
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib.util
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -11,21 +17,69 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from metasd_langchain.errors import BadOption, LoadError, MissingExtra
 from metasd_langchain.models.defaults import generation_defaults
-from metasd_langchain.models.embedded import EMBEDDED, MANIFEST, embedded_folder, read_tokenizer, rebuild
-from metasd_langchain.models.lm import CausalLM
-from metasd_langchain.models.packed_linear import native_bfloat16
+from metasd_langchain.models.embedded import EMBEDDED, MANIFEST, embedded_folder, half_weights, read_tokenizer, rebuild
 
-__all__ = ["Progress", "Target", "load_target", "pick_device", "pick_dtype"]
+if TYPE_CHECKING:
+    from metasd_langchain.models.lm import CausalLM
+
+__all__ = ["Progress", "Target", "load_target", "pick_device", "pick_dtype", "uncollected"]
 
 logger = logging.getLogger("metasd_langchain")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 Progress = Callable[[str], None]  # told what is being waited for
+
+
+class _Uncollected:
+    """Cyclic garbage collection rests until the last of those inside has left. Any number of threads may enter.
+
+    Importing torch and transformers makes a million objects, and all of them stay. The collector would go through them
+    a dozen times meanwhile: 0.7 s of 4.
+    """
+
+    def __init__(self) -> None:
+        self._alone()
+        self._inside = 0
+        self._enabled = False  # before the first entered
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _alone(self) -> None:
+        self._lock = threading.Lock()
+
+    def _forked(self) -> None:
+        """Who was inside is not in the child."""
+        self._alone()
+        if self._inside:
+            self._inside = 0
+            self._resume()
+
+    def _resume(self) -> None:
+        if not self._enabled:
+            return
+        if not gc.get_freeze_count():
+            gc.freeze()  # there and back they become old objects,
+            gc.unfreeze()  # which the next quick collection leaves alone
+        gc.enable()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._enabled = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._resume()
+
+
+uncollected = _Uncollected()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +164,8 @@ def load_target(
     if isinstance(model, tuple):
         live, tokenizer = _pair(model)
         name = str(getattr(live.config, "_name_or_path", "") or live.config.model_type)
+        # The application may use its tokenizer at any time, with truncation of its own: our lock does not reach there.
+        tokenizer = copy.deepcopy(tokenizer)
         return replace(_target(name, live, tokenizer, False, compile), source=model)
     say = progress or logger.info
     device = pick_device(device)
@@ -118,19 +174,23 @@ def load_target(
         options["revision"] = revision
     name, where, extra = _locate(str(model), say)
     say(f"loading {name}")
-    try:
-        live, tokenizer = _read(where, {**extra, **options}, device)
-    except LoadError as error:
-        if name != EMBEDDED or isinstance(error.__cause__, TypeError):  # a wrong option, not a damaged file
-            raise
-        live, tokenizer = _read(str(rebuild(say)), {**extra, **options}, device)  # damaged without a change of size
-    return _target(name, live, tokenizer, True, compile)
+    with uncollected:
+        try:
+            live, tokenizer = _read(where, {**extra, **options}, device, say)
+        except LoadError as error:
+            if name != EMBEDDED or isinstance(error.__cause__, TypeError):  # a wrong option, not a damaged file
+                raise
+            where = str(rebuild(say))  # damaged without a change of size
+            live, tokenizer = _read(where, {**extra, **options}, device, say)
+        return _target(name, live, tokenizer, True, compile)
 
 
 def pick_device(device: str) -> str:
     """Resolve "auto" to cuda, mps or cpu, in this order of preference."""
     if device != "auto":
         return device
+    import torch
+
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -138,6 +198,10 @@ def pick_device(device: str) -> str:
 
 def pick_dtype(dtype: str, device: str) -> Any:
     """Resolve a dtype name; "auto" on a CPU is bfloat16 only where the processor multiplies it natively."""
+    import torch
+
+    from metasd_langchain.models.packed_linear import native_bfloat16
+
     if dtype == "auto":
         if device != "cpu":
             return "auto"
@@ -177,9 +241,10 @@ def _locate(model: str, say: Progress) -> tuple[str, str, dict[str, Any]]:
     return model, model, {}
 
 
-def _read(where: str, options: dict[str, Any], device: str) -> tuple[Any, Any]:
+def _read(where: str, options: dict[str, Any], device: str, say: Progress) -> tuple[Any, Any]:
     if "gguf_file" in options and not all(importlib.util.find_spec(name) for name in ("gguf", "accelerate")):
         raise MissingExtra("support for GGUF files", "gguf")
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     shared = {
@@ -187,12 +252,16 @@ def _read(where: str, options: dict[str, Any], device: str) -> tuple[Any, Any]:
         for key in ("revision", "local_files_only", "gguf_file", "trust_remote_code", "token", "cache_dir", "proxies")
         if key in options
     }
-    embedded = (Path(where) / MANIFEST).is_file()
-    read = partial(read_tokenizer, Path(where)) if embedded else partial(AutoTokenizer.from_pretrained, where, **shared)
+    weights = where
+    read = partial(AutoTokenizer.from_pretrained, where, **shared)
+    if (Path(where) / MANIFEST).is_file():
+        read = partial(read_tokenizer, Path(where))
+        if options["dtype"] is torch.bfloat16:
+            weights = str(half_weights(Path(where), say))
     try:
         with ThreadPoolExecutor(1, "metasd-tokenizer") as thread:  # a large vocabulary takes as long as the weights
             tokenizer = thread.submit(read)
-            live: Any = AutoModelForCausalLM.from_pretrained(where, **options)
+            live: Any = AutoModelForCausalLM.from_pretrained(weights, **options)
             if "device_map" not in options and device != "cpu":
                 live = live.to(device)
             return live, tokenizer.result()
@@ -201,6 +270,8 @@ def _read(where: str, options: dict[str, Any], device: str) -> tuple[Any, Any]:
 
 
 def _target(name: str, live: Any, tokenizer: Any, owned: bool, compile: bool) -> Target:
+    from metasd_langchain.models.lm import CausalLM
+
     lm = CausalLM(live, owned=owned, compile=compile)
     stops: set[int] = set()
     generation = getattr(live, "generation_config", None)

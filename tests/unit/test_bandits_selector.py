@@ -241,3 +241,42 @@ def test_a_simulated_stream_ends_near_its_best_arm():
         settle(seat, choice, drafted=drafted, accepted=accepted, score_s=float(seconds))
         played.append(choice.arm)
     assert played[60:].count("suffix@8") > 40
+
+
+def test_scopes_do_not_warm_each_other():
+    made = selector()
+    _teach(made, "ann/one", 30, accepted=4)
+    assert set(made.open("ben/one", rng()).values()) == {PLAIN}
+    assert "suffix@8" in made.open("ann/two", rng()).values()
+
+
+@pytest.mark.parametrize("policy", ["ucb", "hinted_ucb"])
+def test_a_warm_start_is_worth_25_rounds_at_most(policy):
+    made = selector(policy_factory(policy))
+    _teach(made, "a", 1000, accepted=4)
+    begun = made.open("b", rng())._policy.dump()["arms"]
+    assert 0 < sum(row["count"] for row in begun.values()) <= 25.001
+
+
+def test_an_open_seat_goes_on_after_everything_was_forgotten():
+    made = selector()
+    seat = made.open("a", rng())
+    made.forget()
+    settle(seat, seat.choose({"suffix@8": 5.0}))
+    assert "suffix@8" in seat.values()
+    assert set(made.open("a", rng()).values()) == {PLAIN}
+
+
+def test_least_recently_opened_scope_goes_first():
+    made = selector(capacity=2)
+    for scope in "abac":
+        made.open(f"{scope}/one", rng())
+    assert list(made._scopes) == ["a", "c"]
+
+
+def test_binding_without_a_memory_means_nothing():
+    made = selector()
+    _teach(made, "a", 5, accepted=4)
+    made.bind("a model")
+    assert not made.stores
+    assert "suffix@8" in made.open("a", rng()).values()

@@ -340,3 +340,27 @@ def test_no_mode_or_seed_of_torch_leaks_to_the_caller() -> None:
         assert not torch.is_inference_mode_enabled()
     assert torch.equal(torch.get_rng_state(), state)
     assert MODEL.generation_config.to_dict() == tiny_model().generation_config.to_dict()
+
+
+def test_a_cached_answer_is_never_that_of_another_processor_or_model() -> None:
+    """Objects come and go at the same address; what a cache keeps for one must not serve the next."""
+    llm = make(cache=InMemoryCache(), max_tokens=1)
+    for token in range(10, 50):
+        text = llm.generate(
+            [PROMPT],
+            logits_processors=[lambda ids, scores, token=token: scores.index_fill(1, torch.tensor([token]), 1e9)],
+        )
+        assert text.generations[0][0].text == TOKENIZER.decode([token])
+
+    class Favourite:
+        def __init__(self, token: int) -> None:
+            self.token = token
+
+        def shape(self, ids: Any, scores: Any) -> Any:
+            return scores.index_fill(1, torch.tensor([self.token]), 1e9)
+
+    one, other = Favourite(60), Favourite(61)
+    before = [llm.invoke(PROMPT, logits_processors=[thing.shape]) for thing in (one, other, one)]
+    assert before == [TOKENIZER.decode([token]) for token in (60, 61, 60)]
+    name = llm._bound({"logits_processors": [one.shape]})[0]._identifying_params["logits_processors"]
+    assert name == llm._bound({"logits_processors": [one.shape]})[0]._identifying_params["logits_processors"]

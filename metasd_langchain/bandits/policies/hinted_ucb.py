@@ -169,8 +169,7 @@ class HintedUCB:
         arms: dict[str, object] = {}
         for name, arm in self._arms.items():
             if arm.count > 0.0:
-                cells = {BUCKETS[at]: _row(cell, ("count", "total", "clock")) for at, cell in arm.cells.items()}
-                arms[name] = {**_row(arm, _ARM_FIELDS), "cells": cells}
+                arms[name] = _arm_row(arm)
         own = {field: getattr(self, "_" + field) for field in _OWN_FIELDS}
         return {"policy": self.name, **own, "plain": _row(self._plain, ("count", "total")), "arms": arms}
 
@@ -186,6 +185,26 @@ class HintedUCB:
         self._plain, self._arms = plain, arms
         for field, value in own.items():
             setattr(self, "_" + field, value)
+
+    def join(self, stored: State, now: State, since: State) -> State:
+        """Stored evidence, discounted as `now` discounted its own since then, and what `now` has seen besides.
+
+        So the rounds of writers that take turns count as if they were played one after another. What is no sum (errors,
+        surprise, the short memory of plain) is the latest writer's, for arms that it played.
+        """
+        others, mine, before = (read_table(self.name, state, "arms") for state in (stored, now, since))
+        passed = _read(now, "rounds") - _read(since, "rounds")
+        rounds = _read(stored, "rounds") + passed
+        arms: dict[str, object] = dict(others)
+        for name, row in mine.items():
+            arm, base = self._read_arm(name, row), self._read_arm(name, before.get(name, _NEVER))
+            if (arm.count, arm.clock) == (base.count, base.clock):
+                continue
+            joint = self._read_arm(name, others.get(name, _NEVER))
+            _live_through(joint, base, arm)
+            joint.seen = rounds - (_read(now, "rounds") - arm.seen)
+            arms[name] = _arm_row(joint)
+        return {**(now if passed else stored), "rounds": rounds, "arms": arms}
 
     def _read_arm(self, name: str, row: Mapping[str, object]) -> _Arm:
         arm = self._new_arm(name)
@@ -254,6 +273,7 @@ class HintedUCB:
 _ARM_FIELDS = ("count", "total", "gain", "expected", "clock", "error", "surprise", "seen")
 _OWN_FIELDS = ("rounds", "surprise")
 _SIGNED = ("gain", "clock", "error")
+_NEVER: Mapping[str, object] = {**dict.fromkeys(_ARM_FIELDS, 0.0), "cells": {}}  # an arm before its first round
 
 
 def _read(row: Mapping[str, object], field: str) -> float:
@@ -262,6 +282,36 @@ def _read(row: Mapping[str, object], field: str) -> float:
 
 def _row(statistics: object, fields: tuple[str, ...]) -> dict[str, float]:
     return {field: getattr(statistics, field) for field in fields}
+
+
+def _arm_row(arm: _Arm) -> dict[str, object]:
+    cells = {BUCKETS[at]: _row(cell, ("count", "total", "clock")) for at, cell in arm.cells.items()}
+    return {**_row(arm, _ARM_FIELDS), "cells": cells}
+
+
+def _live_through(arm: _Arm, since: _Arm, now: _Arm) -> None:
+    """Let an arm's evidence pass through the rounds that lie between two states of another writer's."""
+    left = math.exp(now.clock - since.clock)
+    for field in ("count", "total", "gain", "expected"):
+        new = getattr(now, field) - left * getattr(since, field)
+        setattr(arm, field, left * getattr(arm, field) + (new if field == "gain" else max(0.0, new)))
+    clock = arm.clock + now.clock - since.clock
+    for at in arm.cells.keys() | now.cells.keys():
+        old, base, latest = _fresh(arm, at), _fresh(since, at), _fresh(now, at)
+        count, total = (
+            left * one + max(0.0, two - left * three) for one, two, three in zip(old, latest, base, strict=True)
+        )
+        arm.cells[at] = _Cell(count, total, clock)
+    arm.clock, arm.error, arm.surprise = clock, now.error, now.surprise
+
+
+def _fresh(arm: _Arm, bucket: int) -> tuple[float, float]:
+    """Count and total of a cell, discounted up to the arm's clock."""
+    cell = arm.cells.get(bucket)
+    if cell is None:
+        return 0.0, 0.0
+    left = math.exp(arm.clock - cell.clock)
+    return cell.count * left, cell.total * left
 
 
 def _discount(arm: _Arm, keep: float) -> None:
