@@ -167,8 +167,10 @@ def shared_engine(
 
     Errors as in ``load_target``.
     """
-    from metasd_langchain.engine.loop import Engine  # torch is loaded with the first engine, not before
-    from metasd_langchain.models.load import load_target
+    from metasd_langchain.models.load import load_target, uncollected
+
+    with uncollected:
+        from metasd_langchain.engine.loop import Engine  # torch is loaded with the first engine, not before
 
     kwargs = dict(model_kwargs or {})
     named = tuple(map(id, model)) if isinstance(model, tuple) else str(model)

