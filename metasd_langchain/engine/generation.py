@@ -175,9 +175,10 @@ class Generation:
 
     def _shape(self, draft: Draft) -> Shape | None:
         """How rows of a draft are shaped: each by the committed tokens and its own path."""
-        shaper, committed = self._shaper, tuple(self.tokens)
+        shaper = self._shaper
         if shaper is None:
             return None
+        committed = tuple(self.tokens)
 
         def shape(row: int, logits: Tensor) -> Tensor:
             path: list[int] = []

@@ -94,6 +94,8 @@ class Engine:
         if request.verify not in VERIFIERS:
             raise BadOption("verify", request.verify, " or ".join(map(repr, VERIFIERS)))
         vocab = self.target.lm.vocab_size
+        if any(not 0 <= token < vocab for token in request.stop_ids - self.target.stop_ids):
+            raise BadOption("stop_token_ids", sorted(request.stop_ids), f"token ids below {vocab}")
         if any(token >= vocab for token, _ in request.shaping.logit_bias):
             raise BadOption("logit_bias", max(request.shaping.logit_bias)[0], f"token ids below {vocab}")
 
@@ -163,11 +165,13 @@ class _Loop:
         self._wake = threading.Condition()
         self._waiting: deque[Ticket] = deque()
         self._live: list[tuple[Ticket, Generation]] = []
+        self._admitting = 0  # no longer waiting, not yet live
         self._thread: threading.Thread | None = None
 
     @property
     def size(self) -> int:
-        return len(self._waiting) + len(self._live)
+        with self._wake:
+            return len(self._waiting) + self._admitting + len(self._live)
 
     def add(self, ticket: Ticket) -> None:
         with self._wake:
@@ -242,12 +246,16 @@ class _Loop:
                 if not self._waiting:
                     return
                 ticket = self._waiting.popleft()
+                self._admitting = 1
             try:  # outside the lock: indexing a long prompt takes a while, and callers must not wait for it
                 generation = Generation(ticket.request, ticket.pool, self._target, self._detokenizer, ticket.started)
             except Exception as error:
+                self._admitting = 0
                 ticket.deliver(Failure(error))
                 continue
-            self._live.append((ticket, generation))
+            with self._wake:
+                self._live.append((ticket, generation))
+                self._admitting = 0
             self._emit(CallStarted(ticket.call, ticket.request))
 
     # -- one round ---------------------------------------------------------------------------------------------------

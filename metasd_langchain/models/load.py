@@ -176,12 +176,15 @@ def load_target(
     say(f"loading {name}")
     with uncollected:
         try:
-            live, tokenizer = _read(where, {**extra, **options}, device, say)
+            live, tokenizer = _read(where, {**extra, **options}, say)
         except LoadError as error:
-            if name != EMBEDDED or isinstance(error.__cause__, TypeError):  # a wrong option, not a damaged file
+            # A wrong option, or no memory, is no damaged file; what is whole must not be converted again.
+            if name != EMBEDDED or isinstance(error.__cause__, (TypeError, MemoryError, RuntimeError, AssertionError)):
                 raise
             where = str(rebuild(say))  # damaged without a change of size
-            live, tokenizer = _read(where, {**extra, **options}, device, say)
+            live, tokenizer = _read(where, {**extra, **options}, say)
+        if "device_map" not in options and device != "cpu":
+            live = _moved(live, device)
         return _target(name, live, tokenizer, True, compile)
 
 
@@ -241,7 +244,14 @@ def _locate(model: str, say: Progress) -> tuple[str, str, dict[str, Any]]:
     return model, model, {}
 
 
-def _read(where: str, options: dict[str, Any], device: str, say: Progress) -> tuple[Any, Any]:
+def _moved(live: Any, device: str) -> Any:
+    try:
+        return live.to(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as cause:  # not there, or no memory left
+        raise LoadError(f"the model does not go to {device}: {type(cause).__name__}: {cause}") from cause
+
+
+def _read(where: str, options: dict[str, Any], say: Progress) -> tuple[Any, Any]:
     if "gguf_file" in options and not all(importlib.util.find_spec(name) for name in ("gguf", "accelerate")):
         raise MissingExtra("support for GGUF files", "gguf")
     import torch
@@ -262,8 +272,6 @@ def _read(where: str, options: dict[str, Any], device: str, say: Progress) -> tu
         with ThreadPoolExecutor(1, "metasd-tokenizer") as thread:  # a large vocabulary takes as long as the weights
             tokenizer = thread.submit(read)
             live: Any = AutoModelForCausalLM.from_pretrained(weights, **options)
-            if "device_map" not in options and device != "cpu":
-                live = live.to(device)
             return live, tokenizer.result()
     except Exception as cause:  # transformers raises many kinds, all meaning the same to our caller
         raise LoadError(f"could not load {Path(where).name}: {type(cause).__name__}: {cause}") from cause

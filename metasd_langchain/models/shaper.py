@@ -91,5 +91,5 @@ class _Least:
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         if ids.shape[1] < self._length:
-            scores[:, self._stop_ids] = -torch.inf
+            scores[:, [token for token in self._stop_ids if token < scores.shape[1]]] = -torch.inf
         return scores

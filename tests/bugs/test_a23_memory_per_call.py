@@ -65,7 +65,7 @@ async def back_to(before: Level) -> None:
 
     The engine's thread and the event loop may still be letting go, so it asks again.
     """
-    end = time.monotonic() + 10
+    end = time.monotonic() + 3
     while True:
         now = level()
         ours, all_objects = now.ours - before.ours, now.objects - before.objects
@@ -114,10 +114,15 @@ async def ask(llm: MetaSDLLM, count: int, config: Any = None) -> None:
 async def test_two_hundred_calls_and_fifty_broken_streams_leave_nothing(name: str) -> None:
     llm, tracer = kit.make(**POOLS[name]), Runs()
     await ask(llm, 16, {"callbacks": [tracer]})
-    await ask(llm, 200)  # what fills once, caches of abstract classes too, is full
-    before = level()
-    await ask(llm, 200)
-    await back_to(before)
+    for last in (False, False, True):  # what fills once, caches of abstract classes too, does not fill every time
+        before = level()
+        await ask(llm, 200)
+        try:
+            await back_to(before)
+            break
+        except AssertionError:
+            if last:
+                raise
     assert tracer.run_map == {}
 
 

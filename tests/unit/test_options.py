@@ -16,7 +16,8 @@ from langchain_core.rate_limiters import BaseRateLimiter
 from langchain_core.runnables import ConfigurableField
 
 from metasd_langchain import MetaSDLLM
-from metasd_langchain.errors import BadOption, PromptTooLong, UnsupportedParameter
+from metasd_langchain.bandits.rewards import Reward
+from metasd_langchain.errors import BadOption, PromptTooLong, UnknownName, UnsupportedParameter
 from metasd_langchain.options import ALIASES
 from metasd_langchain.testing.models import tiny_model
 from tests.bugs.kit import MODEL, PROMPT, TOKENIZER, Heard, encode, every_way, ids, make, ref, rounds
@@ -46,6 +47,7 @@ VALUES: dict[str, Any] = {
     "max_model_len": 100,
     "drafters": ["lookup@4", "plain"],
     "policy": "ucb",
+    "policy_options": {"c": 0.1},
     "reward": "be",
     "memory": "request",
     "memory_key": "step",
@@ -84,11 +86,14 @@ WRONG: dict[str, list[Any]] = {
     "dtype": ["int8"],
     "drafters": ["suffix"],
     "memory": ["disk"],
+    "scope": [5],
+    "speculative": ["perhaps"],
+    "model_kwargs": [3],
 }
 
 
 def test_every_option_is_covered_here() -> None:
-    free = {"model", "logits_processors", "max_retries", "api_key", "base_url", "settings"}
+    free = {"model", "logits_processors", "max_retries", "api_key", "hf_token", "base_url", "settings"}
     assert set(VALUES) == set(MetaSDLLM._per_call()) - free
 
 
@@ -162,6 +167,46 @@ def test_from_model_id_takes_what_huggingface_pipeline_takes() -> None:
         MetaSDLLM.from_model_id("m", "summarization")
     with pytest.raises(UnsupportedParameter, match="return_full_text"):
         MetaSDLLM.from_model_id("m", pipeline_kwargs={"return_full_text": True})
+
+
+def test_an_option_beside_a_group_wins_and_groups_work_in_calls() -> None:
+    assert make(max_tokens=3, pipeline_kwargs={"max_new_tokens": 9}).max_tokens == 3
+    assert ids(make(), pipeline_kwargs={"max_new_tokens": 4}) == ref()[:4]
+    warm = make(temperature=0.3)
+    assert warm._bound({"do_sample": True})[0].temperature == 0.3
+    assert make()._bound({"do_sample": True})[0].temperature == 1.0
+
+
+def test_logprobs_false_in_a_call_switches_them_off_and_a_number_wins() -> None:
+    llm = make(logprobs=True, top_logprobs=5)
+    assert llm.wanted_logprobs == 5
+    assert llm._bound({"logprobs": False})[0].wanted_logprobs is None
+    assert llm._bound({"logprobs": 2})[0].wanted_logprobs == 2
+    assert make(top_logprobs=3).wanted_logprobs is None
+
+
+def test_policy_options_reach_the_policy_and_own_rewards_are_taken() -> None:
+    assert make(policy="ucb", policy_options={"beta": 0.02})._pool() is not make(policy="ucb")._pool()
+    with pytest.raises(UnknownName, match="gamma_ray"):
+        make(policy="ucb", policy_options={"gamma_ray": 1})
+    own = Reward("own", 0.0, 100.0, False, lambda outcome: float(outcome.committed))
+    assert ids(make(reward=own)) == ref()
+    assert make(reward=own)._identifying_params["reward"] == "own"
+
+
+def test_ids_outside_the_vocabulary_are_errors_before_any_compute() -> None:
+    for wrong in ({"stop_token_ids": [10**9], "min_tokens": 2}, {"logit_bias": {600: 1.0}}):
+        with pytest.raises(BadOption, match="below 512"):
+            make().invoke(PROMPT, **wrong)
+    with pytest.raises(BadOption, match="running engine"):
+        make(engine=make()._load()).invoke(PROMPT, model="other")
+
+
+def test_a_token_for_the_hub_is_shown_and_stored_nowhere() -> None:
+    llm = MetaSDLLM(model="me/private", model_kwargs={"token": "hf_secret", "trust_remote_code": False})
+    assert llm._load_kwargs == {"token": "hf_secret", "trust_remote_code": False}
+    shown = [repr(llm), str(llm), json.dumps(dumpd(llm)), str(llm._identifying_params), str(llm.asdict())]
+    assert not [text for text in shown if "hf_secret" in text]
 
 
 def test_do_sample_false_is_greedy_whatever_the_temperature() -> None:
@@ -320,7 +365,7 @@ def test_a_model_of_a_call_is_another_engine_with_statistics_of_its_own() -> Non
 
 
 def test_serialised_options_come_back_and_secrets_and_processors_do_not_go() -> None:
-    options = {key: value for key, value in VALUES.items() if key not in ("compile", "revision")}
+    options = {key: value for key, value in VALUES.items() if key not in ("compile", "revision", "policy_options")}
     llm = MetaSDLLM(model="some/model", api_key="sk-secret", max_retries=2, base_url="http://x", **options)
     stored = dumpd(llm)
     assert "sk-secret" not in json.dumps(stored)

@@ -133,7 +133,7 @@ class HintedUCB:
             elif bucket == _NOTHING:
                 continue  # plain is the same, and honest about it
             else:
-                mean, certainty = self._belief(self._arm(name), bucket, shared)
+                mean, certainty = self._belief(self._arms.get(name) or self._fresh_arm(name), bucket, shared)
                 index = mean + reach / math.sqrt(certainty)
             if index > best_index:
                 best, best_index = name, index
@@ -259,8 +259,13 @@ class HintedUCB:
     def _arm(self, name: str) -> _Arm:
         arm = self._arms.get(name)
         if arm is None:
-            arm = self._arms[name] = self._new_arm(name)
-            arm.seen = self._rounds
+            arm = self._arms[name] = self._fresh_arm(name)
+        return arm
+
+    def _fresh_arm(self, name: str) -> _Arm:
+        """An arm before its first round; `select` keeps none, since another thread may be saving those there are."""
+        arm = self._new_arm(name)
+        arm.seen = self._rounds
         return arm
 
     def _new_arm(self, name: str) -> _Arm:
