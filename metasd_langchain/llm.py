@@ -208,8 +208,7 @@ class MetaSDLLM(LocalModel, BaseLLM):
             answers: list[str] = await asyncio.gather(*tasks, return_exceptions=return_exceptions)  # type: ignore[assignment]
             return answers
         finally:
-            for task in tasks:
-                task.cancel()
+            await _ended(tasks)
 
     def _generate(
         self,
@@ -273,8 +272,7 @@ class MetaSDLLM(LocalModel, BaseLLM):
                 tasks += [asyncio.ensure_future(answer(prompt, completion)) for completion in range(self.n)]
             return self._result(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:  # when one failed or we were cancelled, the others stop too
-                task.cancel()
+            await _ended(tasks)
 
     def _stream(
         self,
@@ -370,3 +368,10 @@ class MetaSDLLM(LocalModel, BaseLLM):
                 generations.append([])
             generations[-1].append(Generation(text="".join(step.text for step in steps), generation_info=info))
         return LLMResult(generations=generations, llm_output={"token_usage": total, "model_name": self._model_name})
+
+
+async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """When one failed or we were cancelled, the others stop too, and their callbacks have heard of it."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
