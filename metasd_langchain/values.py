@@ -109,13 +109,10 @@ class Verdict:
         path: accepted node indices, root to leaf.
         tokens: committed tokens: the accepted ones, then the correction or bonus token. That one is missing when the
             answer ended with an accepted token.
-        agreement: for every node of the draft ``1 - TV(p, q)`` at its position (also past a rejection), when it was
-            asked for; else empty.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
-    agreement: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

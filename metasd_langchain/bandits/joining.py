@@ -25,7 +25,7 @@ from metasd_langchain.bandits import State
 
 __all__ = ["FILE_ROUNDS", "START_ROUNDS", "Join", "Joining", "Learned", "evidence", "joined", "started"]
 
-Join = Callable[[State, State, State], State]
+Join = Callable[[State | None, State, State], State]
 
 FILE_ROUNDS, START_ROUNDS = 10_000.0, 400.0
 _TABLES = frozenset({"arms", "regrets", "squares"})
@@ -44,15 +44,16 @@ class Learned(NamedTuple):
 class Joining(Protocol):
     """What a policy offers, besides Policy, whose states are no plain sums and can be joined all the same."""
 
-    def join(self, stored: State, now: State, since: State) -> State:
-        """`stored` with what `now` has learned since `since`. The policy's own state neither matters nor changes."""
+    def join(self, stored: State | None, now: State, since: State) -> State:
+        """`stored`, or nothing, with what `now` has learned since `since`. The policy's own state does not matter."""
         ...
 
 
 def joined(stored: Learned | None, now: Learned, since: Learned, join: Join | None = None) -> Learned:
     """What to store: by the rule in the module's docstring.
 
-    A key that is gone although its writer loaded or saved it was reset: of an additive state only the new comes back.
+    A key that is gone although its writer loaded or saved it was reset: only the new comes back, where states
+    can be joined.
 
     Args:
         stored: what is there; another writer's rounds may be in it.
@@ -60,9 +61,9 @@ def joined(stored: Learned | None, now: Learned, since: Learned, join: Join | No
         since: that state when its writer last loaded or saved it, or began.
         join: the policy's own.
     """
-    if join is not None and stored is not None:
-        rounds = stored.rounds + now.rounds - since.rounds
-        return Learned(join(stored.state, now.state, since.state), rounds)
+    if join is not None:
+        rounds = now.rounds - since.rounds + (0 if stored is None else stored.rounds)
+        return Learned(join(None if stored is None else stored.state, now.state, since.state), rounds)
     mine, before = _sums(now.state), _sums(since.state)
     theirs: _Sums | None = {} if stored is None else _sums(stored.state)
     if mine is None or before is None or theirs is None or _shrank(before, mine):

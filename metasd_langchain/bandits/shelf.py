@@ -25,6 +25,8 @@ __all__ = ["Shelf", "save_all"]
 
 logger = logging.getLogger("metasd_langchain")
 _EVERY_S = 2.0
+_RETRY_S = 30.0  # after a save that failed
+_UNSAVED = 1024  # policies kept for a memory that cannot be written, though no call comes to them any more
 
 
 class _Entry:
@@ -111,12 +113,22 @@ class Shelf:
             if not self._warned:
                 self._warned = True
                 logger.warning("bandit memory was not saved, answers go on: %s", error)
+            self._put_off()
             return
         with self.lock:
             for entry, change in zip(changed, changes, strict=True):
                 entry.since = change.now
                 if entry.left and not entry.changed:
                     self._entries.pop(id(entry.policy), None)
+
+    def _put_off(self) -> None:
+        """Try again later, and at exit; what has waited longest goes when too much waits."""
+        with self.lock:
+            self._waiting = True
+            left = [key for key, entry in self._entries.items() if entry.left]
+            for key in left[: max(0, len(left) - _UNSAVED)]:
+                del self._entries[key]
+        _saver.soon(self, _RETRY_S)
 
     def forked(self) -> None:
         """In the child of a fork: what is unsaved is the parent's to save."""
@@ -145,11 +157,11 @@ class _Saver:
         self._saving = threading.Lock()
         self._due: dict[Shelf, float] = {}
         self._thread: threading.Thread | None = None
-        self._paused = False
+        self._paused = threading.local()  # each thread that forks lets go of what it took itself
 
-    def soon(self, shelf: Shelf) -> None:
+    def soon(self, shelf: Shelf, seconds: float = _EVERY_S) -> None:
         with self._wake:
-            self._due[shelf] = time.monotonic() + _EVERY_S
+            self._due[shelf] = time.monotonic() + seconds
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="metasd-memory", daemon=True)
                 with suppress(RuntimeError):  # the interpreter is ending; `flush` comes
@@ -188,10 +200,10 @@ class _Saver:
 
     def before_fork(self) -> None:
         """SQLite's own locks, held at a fork, would stay held in the child: wait for a save that is under way."""
-        self._paused = self._saving.acquire(timeout=_EVERY_S)
+        self._paused.taken = self._saving.acquire(timeout=_EVERY_S)
 
     def after_fork(self) -> None:
-        if self._paused:
+        if self._paused.taken:
             self._saving.release()
 
     def forked(self) -> None:

@@ -15,12 +15,10 @@ class Taken:
     """What a round committed.
 
     Attributes:
-        count: tokens.
         pieces: text that became final.
         finish: why the answer ended with them, or None.
     """
 
-    count: int
     pieces: tuple[Piece, ...]
     finish: FinishReason | None
 
@@ -36,7 +34,6 @@ class Halt:
         self._text = text
         self._stop_ids = stop_ids
         self._left = max_tokens
-        self._count = 0
         self._pieces: list[Piece] = []
         self._finish: FinishReason | None = None
 
@@ -47,7 +44,6 @@ class Halt:
 
     def push(self, token: int, drafted: bool) -> bool:
         """Commit a token; True when the answer ends with it."""
-        self._count += 1
         self._left -= 1
         if token in self._stop_ids:
             return self._end("stop")
@@ -60,8 +56,8 @@ class Halt:
 
     def collect(self) -> Taken:
         """What was committed since the last time."""
-        taken = Taken(self._count, tuple(self._pieces), self._finish)
-        self._count, self._pieces = 0, []
+        taken = Taken(tuple(self._pieces), self._finish)
+        self._pieces = []
         return taken
 
     def _end(self, finish: FinishReason) -> bool:

@@ -59,7 +59,7 @@ class TargetRows:
         self._heads: dict[int, Head] = {}
         self._temperature = 1.0 if sampling.greedy else max(sampling.temperature, 1e-30)  # not 0 as a float32
         self.candidates: NDArray[np.int64] | None = None
-        if sampling.greedy or candidates:
+        if candidates or (sampling.greedy and shape is None):  # shaped rows are looked at one by one
             with torch.inference_mode():
                 values, ids = best(logits, max(1, candidates))
                 if bool(values[:, 0].isnan().any()):

@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -174,7 +175,7 @@ def load_target(
         options["revision"] = revision
     name, where, extra = _locate(str(model), say)
     say(f"loading {name}")
-    with uncollected:
+    with uncollected if Path(where).is_dir() else nullcontext():  # not for as long as a download takes
         try:
             live, tokenizer = _read(where, {**extra, **options}, say)
         except LoadError as error:

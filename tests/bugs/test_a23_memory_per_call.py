@@ -106,8 +106,9 @@ async def ask(llm: MetaSDLLM, count: int, config: Any = None) -> None:
         del broken
         with pytest.raises(errors.MetaSDError):
             llm.invoke(kit.PROMPT * 30, config) if n % 2 else llm.invoke(kit.PROMPT, config, timeout=1e-9)
-    while llm._load().live:  # noqa: ASYNC110 - what was broken off last ends at the engine's next round
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(10):
+        while llm._load().live:  # noqa: ASYNC110 - what was broken off last ends at the engine's next round
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -124,6 +125,7 @@ async def test_two_hundred_calls_and_fifty_broken_streams_leave_nothing(name: st
             if last:
                 raise
     assert tracer.run_map == {}
+    assert llm._load().live == 0
 
 
 async def test_objects_made_and_dropped_leave_nothing_and_their_engines_end() -> None:

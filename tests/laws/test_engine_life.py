@@ -487,7 +487,7 @@ def test_the_interpreter_exits_after_an_exception_and_from_a_thread_that_reads()
         """
     )
     assert done.returncode == 7, done.stderr
-    assert time.time() - float(done.stdout) < 30.0
+    assert time.time() - float(done.stdout) < 5.0
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

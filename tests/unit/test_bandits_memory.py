@@ -123,11 +123,11 @@ def test_of_states_that_are_no_sums_the_one_of_more_rounds_stays():
 
 def test_a_policy_may_say_itself_how_states_join():
     def join(stored, now, since):
-        return {"best": max(stored["best"], now["best"])}
+        return {"best": max(0 if stored is None else stored["best"], now["best"])}
 
     one, other, base = (Learned({"best": best}, rounds) for best, rounds in ((3, 7), (9, 5), (1, 4)))
     assert joined(one, other, base, join) == Learned({"best": 9}, 8)
-    assert joined(None, other, base, join) == other
+    assert joined(None, other, base, join) == Learned({"best": 9}, 1)  # it was reset: only the new comes back
 
 
 def _hinted(base, arm, rounds, reward):

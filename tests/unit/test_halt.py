@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 
-from metasd_langchain.engine.halt import Halt, Taken
+from metasd_langchain.engine.halt import Halt
 from metasd_langchain.engine.text import TextStream
 from metasd_langchain.values import Piece
 
 END = 0
+
+
+class Taken(NamedTuple):
+    """A block's committed tokens, their text that became final, and why the answer ended with them."""
+
+    count: int
+    pieces: tuple[Piece, ...]
+    finish: str | None
 
 
 def halt(max_tokens: int = 100, stop: Sequence[str] = (), stop_ids: Sequence[int] = (END,)) -> Halt:
@@ -22,10 +31,13 @@ def halt(max_tokens: int = 100, stop: Sequence[str] = (), stop_ids: Sequence[int
 
 def take(rule: Halt, tokens: Sequence[int], accepted: int) -> Taken:
     """A block of which the first tokens were drafted; nothing is committed behind the end."""
-    for place, token in enumerate(tokens):
-        if rule.push(token, place < accepted):
+    count = 0
+    for token in tokens:
+        count += 1
+        if rule.push(token, count <= accepted):
             break
-    return rule.collect()
+    taken = rule.collect()
+    return Taken(count, taken.pieces, taken.finish)
 
 
 def word(text: str) -> list[int]:

@@ -186,15 +186,16 @@ class HintedUCB:
         for field, value in own.items():
             setattr(self, "_" + field, value)
 
-    def join(self, stored: State, now: State, since: State) -> State:
+    def join(self, stored: State | None, now: State, since: State) -> State:
         """Stored evidence, discounted as `now` discounted its own since then, and what `now` has seen besides.
 
         So the rounds of writers that take turns count as if they were played one after another. What is no sum (errors,
         surprise, the short memory of plain) is the latest writer's, for arms that it played.
         """
-        others, mine, before = (read_table(self.name, state, "arms") for state in (stored, now, since))
+        mine, before = (read_table(self.name, state, "arms") for state in (now, since))
+        others = {} if stored is None else read_table(self.name, stored, "arms")
         passed = _read(now, "rounds") - _read(since, "rounds")
-        rounds = _read(stored, "rounds") + passed
+        rounds = passed if stored is None else passed + _read(stored, "rounds")
         arms: dict[str, object] = dict(others)
         for name, row in mine.items():
             arm, base = self._read_arm(name, row), self._read_arm(name, before.get(name, _NEVER))
@@ -204,7 +205,7 @@ class HintedUCB:
             _live_through(joint, base, arm)
             joint.seen = rounds - (_read(now, "rounds") - arm.seen)
             arms[name] = _arm_row(joint)
-        return {**(now if passed else stored), "rounds": rounds, "arms": arms}
+        return {**(now if passed or stored is None else stored), "rounds": rounds, "arms": arms}
 
     def _read_arm(self, name: str, row: Mapping[str, object]) -> _Arm:
         arm = self._new_arm(name)

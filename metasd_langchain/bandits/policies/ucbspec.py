@@ -10,7 +10,8 @@ which it cites. The paper's delta is not known; 0.1 is ours.
 
 **Why a scale.** With four arms and delta 0.1 the published radius is 1.8 after 8 rounds, 0.84 after 40, 0.41 after 200
 and 0.20 after 1000, each arm played equally often, while all rewards lie in [0, 1] and means differ by a tenth or two.
-So at real lengths (128 tokens are some 40 rounds) scale 1 explores almost evenly. Measured on truncated-geometric arms:
+So at real lengths (128 tokens are some 40 rounds) scale 1 explores almost evenly.
+Measured by a throwaway script on truncated-geometric arms:
 drafts of 8, four arms, acceptance a token (0.3 0.5 0.6 0.8), (0.5 0.55 0.6 0.65) and (0.2 0.3 0.4 0.7), reward accepted
 / 8, 150 answers each (60 of 1024 tokens). Speed as a share of the best arm's, and how often that arm was played:
 
