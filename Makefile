@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV); the first time this takes minutes"
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all]" --group test --group check --group eval
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all]" --group test --group check --group eval --group apps
 	@touch $@
 
 demo: install
