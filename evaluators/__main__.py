@@ -1,4 +1,4 @@
-"""``python -m evaluators speed | cost | hostile | spans | priors``."""
+"""``python -m evaluators COMMAND``; without a command it lists them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ COMMANDS = {
     "cost": "milliseconds of a forward by width and context, for transformers and for us, and where they go",
     "hostile": "what a drafter that is always wrong costs beside plain",
     "spans": "what a span costs as a share of the call it describes",
+    "stream": "a policy on a mixed stream of prompts, beside every arm of its pool played alone",
+    "record": "rounds of every arm on every prompt, written down for `replay`",
+    "replay": "policies over recorded rounds, without a model",
+    "theory": "the papers' model without a language model: rewards' signal, regret against ln B",
     "priors": "what each arm earns by its drafter's hint: the table the default policy starts from",
 }
 

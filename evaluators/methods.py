@@ -87,6 +87,7 @@ class Ours:
         name: in reports.
         arms: as for ``make_pool``; None is the default pool.
         step: pipeline step of every request, the key of the bandit's memory.
+        options: more for ``make_pool``: policy, reward, ...
 
     Raises:
         UnknownName, BadOption: wrong arms. No weights are loaded here.
@@ -95,9 +96,9 @@ class Ours:
     engine: Engine
     limits: Limits
 
-    def __init__(self, name: str, arms: Sequence[ArmSpec] | None = None, step: str = "speed") -> None:
+    def __init__(self, name: str, arms: Sequence[ArmSpec] | None = None, step: str = "speed", **options: Any) -> None:
         self.name, self._step = name, step
-        self.pool = make_pool() if arms is None else make_pool(arms)
+        self.pool = make_pool(**options) if arms is None else make_pool(arms, **options)
 
     def bind(self, engine: Engine, limits: Limits) -> Ours:
         """Give it the engine to work on."""

@@ -1,0 +1,188 @@
+"""The evaluators of choosing: stream, record, replay and the theory's toy. Timings mean nothing here."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from evaluators.__main__ import main
+from evaluators.errors import EvaluatorError
+from evaluators.record import read
+from evaluators.replay import _answers, _How, _Prices, stream
+from evaluators.stream import COLD, POLICY, ratios
+from evaluators.theory import regret, signals
+from metasd_langchain.bandits.rewards import LENGTH
+from metasd_langchain.testing.models import tiny_model, tiny_tokenizer
+
+ARMS = ("suffix@16", "suffix@6", "recycling_tree@12", "recycling_tree@6", "plain")
+RATIOS = {"vs_best_single", "vs_median_single", "vs_task_oracle", "vs_prompt_oracle", "cold_start"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("tiny")
+    tiny_model().save_pretrained(made)
+    tiny_tokenizer().save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    file = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    rows = [{"task": task, "prompt": f"the {task} and the hat and the {task}"} for task in ("one", "two", "one", "two")]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def small(folder):
+    return ["--model", str(folder), "--dtype", "float32", "--device", "cpu"]
+
+
+# -- stream ------------------------------------------------------------------------------------------------------------
+
+
+def test_ratios_by_hand():
+    # seconds a token; b is faster over all, a on the first task
+    paces = {
+        POLICY: np.array([1.0, 1.0, 2.0]),
+        COLD: np.array([2.0, 2.0, 2.0]),
+        "a": np.array([1.0, 1.0, 8.0]),
+        "b": np.array([2.0, 2.0, 2.0]),
+        "c": np.array([8.0, 8.0, 8.0]),
+    }
+    found = ratios(paces, ["x", "x", "y"])
+    assert found["vs_best_single"] == pytest.approx(2**0.5)  # b: 2 and 1 times the policy's
+    assert found["vs_median_single"] == pytest.approx(2.0)  # a: 1 and 4 times
+    assert found["vs_task_oracle"] == pytest.approx(1.0)
+    assert found["vs_prompt_oracle"] == pytest.approx(1.0)
+    assert found["cold_start"] == pytest.approx(1.0)
+
+
+def test_tasks_count_alike_however_many_prompts_they_have():
+    paces = {name: np.ones(4) for name in (POLICY, COLD, "b")} | {"a": np.array([4.0, 4.0, 4.0, 0.5])}
+    found = ratios(paces, ["x", "x", "x", "y"])
+    assert found["vs_best_single"] == pytest.approx(1.0)
+    assert found["vs_median_single"] == pytest.approx(
+        2**0.25
+    )  # a's tasks: 4 and 1/2, so 2 over all: the middle of 1 and 2^0.5
+
+
+def test_stream_plays_policy_and_every_arm(folder, prompts, tmp_path, capsys):
+    out, drawn = tmp_path / "out.json", tmp_path / "curves.svg"
+    options = ["--prompts", str(prompts), "--max-tokens", "12", "--json", str(out), "--curves", str(drawn), "--quick"]
+    assert main(["stream", *small(folder), *options]) == 0
+    told = json.loads(out.read_text())
+    assert set(told) >= RATIOS
+    assert set(told["intervals"]) == RATIOS
+    assert told["pool"] == list(ARMS)
+    assert set(told["tokens_per_s"]) == {POLICY, COLD, *ARMS}
+    assert set(told["tokens_per_s_by_task"]) == {"one", "two"}
+    assert told["best_single"] in ARMS
+    assert told["relative"][told["best_single"]] == 1.0
+    assert max(told["relative"].values()) == 1.0
+    assert told["vs_prompt_oracle"] <= told["vs_task_oracle"] + 1e-9
+    assert told["vs_prompt_oracle"] <= told["vs_best_single"] + 1e-9
+    assert all(low <= high for low, high in told["intervals"].values())
+    assert drawn.read_text().lstrip().startswith("<?xml")
+    assert "vs_best_single" in capsys.readouterr().out
+
+
+# -- record and replay -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def record(folder, prompts, tmp_path_factory):
+    file = tmp_path_factory.mktemp("record") / "rounds.jsonl"
+    assert main(["record", *small(folder), "--prompts", str(prompts), "--max-tokens", "24", "--out", str(file)]) == 0
+    return file
+
+
+def test_a_record_covers_every_answer_of_every_arm(record):
+    head, rows = read(str(record))
+    assert head["arms"] == list(ARMS)
+    alone = [row for row in rows if "arm" in row]
+    assert len(alone) == 4 * len(ARMS)
+    for row in alone:
+        at = 0
+        for one in row["rounds"]:
+            assert one["at"] == at
+            assert one["accepted"] <= one["drafted"] <= int(row["arm"].partition("@")[2] or 0)
+            assert len(one["agreement"]) in (0, one["drafted"])
+            assert one["accepted"] <= one["committed"] <= one["accepted"] + 1
+            at += one["committed"]
+    lengths = {row["prompt"]: set() for row in alone}
+    for row in alone:
+        lengths[row["prompt"]].add(sum(one["committed"] for one in row["rounds"]))
+    assert all(len(own) == 1 for own in lengths.values())  # float32: the answer does not depend on the arm
+    live = [row for row in rows if "live" in row]
+    assert [sum(one[3] for one in row["live"]) for row in live] == [lengths[row["prompt"]].copy().pop() for row in live]
+
+
+def test_a_fixed_arm_replays_to_its_own_rounds(record):
+    _, rows = read(str(record))
+    answers = _answers(rows, ARMS)
+    for arm in ARMS:
+        played = stream(answers, range(len(answers)), _Prices({1: 1.0, 17: 2.0}, {}), [arm], _How("fixed", LENGTH), 0)
+        alone = [len(row["rounds"]) for row in rows if row.get("arm") == arm]
+        assert played.rounds.tolist() == alone
+        assert set(played.arms) == {arm}
+
+
+def test_replay_ranks_policies_and_says_how_far_it_is_from_life(record, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    options = ["--policies", "hinted_ucb+throughput,ucb+bd,random+bd", "--json", str(out), "--quick"]
+    assert main(["replay", "--record", str(record), *options]) == 0
+    told = json.loads(out.read_text())
+    assert set(told["policies"]) == {"hinted_ucb+throughput", "ucb+bd", "random+bd"}
+    for figures in told["policies"].values():
+        assert sum(figures["shares"].values()) == pytest.approx(1.0)
+        assert {"rounds", "regret", "ln_b_slope", "ln_b_residual", "speed_vs_best_single"} <= set(figures)
+    assert told["live"]["ratio"] == pytest.approx(told["live"]["rounds_replayed"] / told["live"]["rounds_live"])
+    assert "replay / live" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no record of"),
+        ('{"format": "something else"}\n', "no record of"),
+        ('{"format": "metasd-rounds 1"}\n{"prompt": 0, "ro', "line 2"),
+    ],
+)
+def test_what_is_no_record_is_named(tmp_path, content, message):
+    file = tmp_path / "rounds.jsonl"
+    file.write_text(content)
+    with pytest.raises(EvaluatorError, match=message):
+        read(str(file))
+
+
+def test_replay_names_an_arm_that_was_not_recorded(record, capsys):
+    assert main(["replay", "--record", str(record), "--arms", "suffix@99"]) == 2
+    assert "suffix@99" in capsys.readouterr().err
+
+
+# -- theory ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_means_are_those_of_the_papers_and_bd_has_the_stronger_signal():
+    arms = signals([0.8, 0.5, 0.3], 5, seed=0)["arms"]
+    for arm in arms:
+        assert arm["bd"] == pytest.approx(arm["alpha"], abs=0.01)  # M3
+        assert arm["be"] == pytest.approx(arm["be_formula"], abs=0.01)
+        assert arm["be_zeros"] == pytest.approx(1 - arm["alpha"], abs=0.02)
+    assert all(arm["bd_signal"] > arm["be_signal"] for arm in arms[1:])  # M2
+
+
+def test_ucb_needs_fewer_rounds_with_bd_than_with_be_and_than_exp3():
+    def mean(policy, reward):
+        return np.mean([regret(policy, reward, [0.75, 0.5, 0.3], 5, [1024], seed)[0] for seed in range(4)])
+
+    assert mean("ucb", "bd") <= mean("ucb", "be")  # M1
+    assert mean("ucb", "bd") < mean("exp3", "bd") < mean("random", "bd")  # M4
+
+
+def test_wrong_acceptances_are_named(capsys):
+    assert main(["theory", "--alphas", "0.5,2"]) == 2
+    assert "between 0 and 1" in capsys.readouterr().err
