@@ -19,6 +19,7 @@ COMMANDS = {
     "record": "rounds of every arm on every prompt, written down for `replay`",
     "replay": "policies over recorded rounds, without a model",
     "theory": "the papers' model without a language model: rewards' signal, regret against ln B",
+    "policies": "what a choice costs: microseconds of select and update, milliseconds to load a memory",
     "priors": "what each arm earns by its drafter's hint: the table the default policy starts from",
 }
 

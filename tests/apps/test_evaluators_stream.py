@@ -13,6 +13,7 @@ from evaluators.record import read
 from evaluators.replay import _answers, _How, _Prices, stream
 from evaluators.stream import COLD, POLICY, ratios
 from evaluators.theory import regret, signals
+from metasd_langchain.bandits.registry import policy_names
 from metasd_langchain.bandits.rewards import LENGTH
 from metasd_langchain.testing.models import tiny_model, tiny_tokenizer
 
@@ -186,3 +187,15 @@ def test_ucb_needs_fewer_rounds_with_bd_than_with_be_and_than_exp3():
 def test_wrong_acceptances_are_named(capsys):
     assert main(["theory", "--alphas", "0.5,2"]) == 2
     assert "between 0 and 1" in capsys.readouterr().err
+
+
+# -- cost of a choice --------------------------------------------------------------------------------------------------
+
+
+def test_policies_times_every_policy_and_the_memory(tmp_path):
+    out = tmp_path / "out.json"
+    assert main(["policies", "--repetitions", "1", "--arms", "4", "--json", str(out)]) == 0
+    told = json.loads(out.read_text())
+    assert set(told["policies"]) == set(policy_names())
+    assert all(0 < one["microseconds"] <= one["most"] for one in told["policies"].values())
+    assert told["memory_load_ms"] > 0
