@@ -1,0 +1,1 @@
+"""Applications around MetaSDLLM and ChatMetaSD. Not in the wheel."""

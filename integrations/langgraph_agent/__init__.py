@@ -1,0 +1,1 @@
+"""A tool loop whose state lives in SQLite."""
