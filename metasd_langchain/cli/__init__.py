@@ -107,6 +107,36 @@ def _generate(
         run(prompt, options, as_json=as_json, stats=stats)
 
 
+@app.command("chat")
+def _chat(
+    *,
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of each answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+    memory: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="File in which the bandit goes on learning.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the conversation here at the end.")] = None,
+    dtype: Dtype = "auto",
+) -> None:
+    """Talk with a model; every token in the colour of the drafter that proposed it. /stats, /save FILE, /help."""
+    options: dict[str, object] = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "dtype": dtype,
+    }
+    if memory is not None:
+        options["memory"] = memory
+    with _errors_shown():
+        from metasd_langchain.cli.chat import run
+
+        run(options, system=system, save=save)
+
+
 @app.command("tune")
 def _tune(
     prompts: Annotated[
