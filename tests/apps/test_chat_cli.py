@@ -47,7 +47,7 @@ def test_stats_count_every_token_once(tiny_folder):
 def test_clear_starts_afresh(tiny_folder, tmp_path):
     saved = tmp_path / "talk.json"
     chat(tiny_folder, "hello\n/clear\nagain\n", "--save", saved)
-    assert [message["data"]["content"] for message in json.loads(saved.read_text())][0] == "again"
+    assert json.loads(saved.read_text())[0]["data"]["content"] == "again"
 
 
 @pytest.mark.parametrize(
