@@ -39,7 +39,7 @@ def test_the_system_message_is_told_and_saved(tiny_folder, tmp_path):
 
 def test_stats_count_every_token_once(tiny_folder):
     done = chat(tiny_folder, "one two one two one two\n/stats\n")
-    shares = [int(line.split("%")[0].split()[-1]) for line in done.output.splitlines() if "%" in line]
+    shares = [int(line.split("%")[0].split()[-1]) for line in done.output.splitlines() if "│" in line and "%" in line]
     assert sum(shares) == pytest.approx(100, abs=len(shares))
     assert "12 tokens in" in done.output
 
