@@ -1,15 +1,21 @@
-"""What a call's span costs as a share of the call, with an OpenTelemetry SDK, a batch processor and a memory exporter.
+"""What spans and metrics of a call cost as a share of the call, with an OpenTelemetry SDK, a batch processor, a metric
+reader and exporters that keep nothing.
 
-``share``: seconds to open, fill, end and export the span of a real call's summary (medians of many, less the same
-without SDK), over the median call. Export runs on another thread in life; here it counts in full.
-``wall_on_over_off``: wall clock of calls with spans over calls without, alternating; to tell one percent it needs a
-quiet machine.
+``share``: seconds to open, fill, end and export the span of a real call's summary and to count its rounds (medians of
+many, less the same without SDK), over the median call. Export runs on another thread in life; here it counts in full.
+``share_at_100``: the same for 100 rounds like those of the real call, over the time of 100 rounds.
+``round_us``: what one more round costs the thread that plays it, by its CPU clock: the slope between 64 and 256 rounds.
+``collect_us``: one reading of all metrics, which a reader's thread does every few seconds.
+``wall_on_over_off``: wall clock of calls with spans and metrics over calls without, alternating; to tell one percent it
+needs a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +30,15 @@ from metasd_langchain import MetaSDLLM, Sampling, Summary, shared_engine
 from metasd_langchain.telemetry.otel import CallSpan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from evaluators.tracing import Switch
 
 __all__ = ["add_arguments", "run"]
 
-_SPANS = 300  # of each kind; a span takes well under a millisecond
+SPANS = 300  # of each kind; a span takes well under a millisecond
+KINDS = 4  # of them that are exported
+_AT, _FEW, _MANY = 100, 64, 256  # rounds
 _QUICK_REPETITIONS = 3
 
 
@@ -84,27 +94,45 @@ def _call(llm: MetaSDLLM, text: str, index: int, group: str, repetition: int, on
 
 def _figures(switch: Switch, cells: list[Cell], summaries: list[Summary], args: argparse.Namespace) -> dict[str, Any]:
     longest = max(summaries, key=lambda summary: len(summary.rounds))
-    costs = {on: _span_seconds(switch, longest, args.max_tokens, on) for on in (True, False)}
-    call = float(np.median([cell.seconds for cell in cells if cell.method == "off"]))
-    paired = speedup(cells, "off", "on", args.seed)  # how much slower calls with spans are
+    off = [cell for cell in cells if cell.method == "off"]
+    call = float(np.median([cell.seconds for cell in off]))
+    a_round = float(np.median([cell.seconds / max(1, cell.forwards) for cell in off]))
+    costs = {on: _seconds(switch, longest, args.max_tokens, on) for on in (True, False)}
+    at = [_seconds(switch, _of(longest, _AT), args.max_tokens, on) for on in (True, False)]
+    few, many = (
+        _seconds(switch, _of(longest, count), args.max_tokens, True, clock=time.thread_time) for count in (_FEW, _MANY)
+    )
+    paired = speedup(cells, "off", "on", args.seed)  # how much slower observed calls are
     return {
         "share": (costs[True] - costs[False]) / call,
+        "share_at_100": (at[0] - at[1]) / (_AT * a_round),
+        "round_us": (many - few) / (_MANY - _FEW) * 1e6,
+        "collect_us": switch.collect_seconds() * 1e6,
         "span_on_us": costs[True] * 1e6,
         "span_off_us": costs[False] * 1e6,
         "call_s": call,
+        "round_s": a_round,
         "rounds": len(longest.rounds),
         "wall_on_over_off": paired,
         "spans": switch.exported,
+        "metrics": switch.metrics,
     }
 
 
-def _span_seconds(switch: Switch, summary: Summary, max_tokens: int, on: bool) -> float:
-    """Median seconds of one span's life, its export included."""
+def _of(summary: Summary, rounds: int) -> Summary:
+    """The call as if it had had so many rounds: its own, again and again."""
+    return replace(summary, rounds=tuple(itertools.islice(itertools.cycle(summary.rounds), rounds)))
+
+
+def _seconds(
+    switch: Switch, summary: Summary, max_tokens: int, on: bool, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Median seconds of one call's span and metrics; by the wall clock its export is included."""
     switch.on = on
     arms = sorted({record.arm for record in summary.rounds})
     seconds = []
-    for _ in range(_SPANS):
-        start = time.perf_counter()
+    for _ in range(SPANS):
+        start = clock()
         span = CallSpan.start(
             operation="text_completion",
             model="evaluators",
@@ -114,21 +142,27 @@ def _span_seconds(switch: Switch, summary: Summary, max_tokens: int, on: bool) -
             policy=summary.policy,
             arms=arms,
         )
+        for record in summary.rounds:
+            span.round(record)
         span.end(summary)
         switch.flush()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return float(np.median(seconds))
 
 
 def _print(figures: dict[str, Any]) -> None:
     ratio = figures["wall_on_over_off"]
     row = [
-        "spans",
+        "spans and metrics",
         number(100 * figures["share"], 3, " %"),
+        number(100 * figures["share_at_100"], 3, " %"),
+        number(figures["round_us"], 1),
+        number(figures["collect_us"], 0),
         number(figures["span_on_us"], 0),
         number(figures["span_off_us"], 0),
         number(1e3 * figures["call_s"], 0),
         f"{ratio['geomean']:.3f} ({ratio['low']:.3f}-{ratio['high']:.3f})",
         str(figures["spans"]),
     ]
-    table("cost of spans", ["", "share", "on, us", "off, us", "call, ms", "wall on / off", "exported"], [row])
+    heads = ["", "share", "at 100 rounds", "a round, us", "collect, us", "on, us", "off, us", "call, ms"]
+    table("cost of observing", [*heads, "wall on / off", "exported"], [row])

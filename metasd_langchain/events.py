@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from metasd_langchain.values import Request, RoundRecord, Summary
+from metasd_langchain.values import Choice, Request, RoundRecord, Step, Summary
 
 __all__ = ["CallEnded", "CallStarted", "Event", "Observer", "RoundPlayed"]
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A request was admitted."""
+    """A request was admitted, or ended before its turn came."""
 
     call: int
     request: Request
@@ -20,15 +21,27 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlayed:
-    """A round committed tokens."""
+    """A round committed tokens.
+
+    Attributes:
+        call: the call's number in its engine.
+        record: the round in numbers.
+        step: what the caller is told of it.
+        choice: the arm that was chosen, and how likely that was; None when there was nothing to choose. The record says
+            "plain" where the chosen arm drafted nothing.
+        values: the policy's value of each arm after the round, in the reward's units.
+    """
 
     call: int
     record: RoundRecord
+    step: Step
+    choice: Choice | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A request ended: with a summary, or with an error and no summary."""
+    """A request ended. Each one that started does, once: with a summary, or with an error and perhaps a summary."""
 
     call: int
     summary: Summary | None

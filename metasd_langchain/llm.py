@@ -18,6 +18,7 @@ from langchain_core.runnables.base import Runnable
 from langchain_core.runnables.config import get_config_list
 from pydantic import Field, PrivateAttr
 
+from metasd_langchain import lineage  # noqa: F401 - makes itself known to LangChain
 from metasd_langchain.errors import Abandoned, BadOption
 from metasd_langchain.local import LocalModel
 from metasd_langchain.runtime import finish_info
@@ -284,7 +285,7 @@ class MetaSDLLM(LocalModel, BaseLLM):
         self._streams_one()
         if self.rate_limiter is not None:
             self.rate_limiter.acquire(blocking=True)
-        steps = self._start(prompt, stop, run_manager, stream=True)
+        steps = self._start(prompt, stop, run_manager, stream=True, told=False)
         seen: list[Step] = []
         try:
             for step in steps:
@@ -307,7 +308,7 @@ class MetaSDLLM(LocalModel, BaseLLM):
         self._streams_one()
         if self.rate_limiter is not None:
             await self.rate_limiter.aacquire(blocking=True)
-        steps = self._start_async(prompt, stop, run_manager, stream=True)
+        steps = self._start_async(prompt, stop, run_manager, stream=True, told=False)
         seen: list[Step] = []
         try:
             async for step in steps:
@@ -345,7 +346,14 @@ class MetaSDLLM(LocalModel, BaseLLM):
             seen.append(step)
         if step.summary is None:
             return GenerationChunk(text=step.text) if step.text else None
-        return GenerationChunk(text=step.text, generation_info=self._info([step], seen))
+        info = self._info([step], seen)
+        # a stream has no llm_output, which tracers read tokens from; some look here instead, under LangChain's names
+        info["usage_metadata"] = {
+            "input_tokens": step.summary.prompt_tokens,
+            "output_tokens": step.summary.completion_tokens,
+            "total_tokens": step.summary.prompt_tokens + step.summary.completion_tokens,
+        }
+        return GenerationChunk(text=step.text, generation_info=info)
 
     def _info(self, steps: Sequence[Step], with_logprobs: Sequence[Step]) -> dict[str, Any]:
         summary = steps[-1].summary

@@ -19,6 +19,7 @@ from metasd_langchain.errors import BadOption, LoadError, MissingExtra, RequestE
 from metasd_langchain.identity import Same, name_of
 from metasd_langchain.options import ALIASES, GROUPS, Options, named_options, stop_strings
 from metasd_langchain.runtime import Runtime, run, run_async
+from metasd_langchain.telemetry import recorder
 from metasd_langchain.telemetry.otel import CallSpan
 from metasd_langchain.values import PLAIN, Request, Sampling, Shaping, Step
 
@@ -31,7 +32,7 @@ __all__ = ["LocalModel"]
 
 _EMBEDDED = "gemma-3-270m"
 _LANGCHAINS_OWN = ("tags", "metadata", "run_name", "run_id")
-_NO_IDENTITY = ("max_retries", "api_key", "hf_token", "base_url", "settings")
+_NO_IDENTITY = ("max_retries", "api_key", "hf_token", "base_url", "settings", "capture_content")
 _PREFIX_TOKENS = 32  # of a prompt, to tell one unnamed pipeline step from another
 _WARMUP_TOKENS = 16
 
@@ -285,7 +286,7 @@ class LocalModel(Options):
         self._bind(engine)
         return request
 
-    def _span(self, run_manager: Any, stream: bool) -> CallSpan:
+    def _span(self, run_manager: Any, stream: bool, completion: int = 0, told: bool = True) -> CallSpan:
         pool = self._pool()
         return CallSpan.start(
             operation="text_completion",
@@ -296,25 +297,62 @@ class LocalModel(Options):
             policy=pool.selector.policy_name,
             arms=[arm.name for arm in pool.selector.arms],
             run_id=getattr(run_manager, "run_id", None),
+            around=getattr(run_manager, "parent_run_id", None),
+            handlers=getattr(run_manager, "handlers", ()),
+            told=told,
+            step=self.memory_key or _name_of(run_manager, self._run_name) or _place_of(run_manager),
+            completion=completion,
+            capture_content=self.capture_content,
+        )
+
+    def _about(self, run_manager: Any, stream: bool, prompt: str = "", engine: Engine | None = None) -> recorder.About:
+        """What a trace says of a call besides what the engine tells."""
+        selector = self._pool().selector
+        ids = {name: getattr(run_manager, name, None) for name in ("run_id", "parent_run_id")}
+        return recorder.About(
+            operation="text_completion",
+            model=self._model_name,
+            policy=selector.policy_name,
+            arms=[arm.name for arm in selector.arms],
+            stream=stream,
+            run=str(ids["run_id"] or ""),
+            parent=str(ids["parent_run_id"] or ""),
+            prompt=prompt,
+            token_text=None if engine is None else engine.target.token_text,
+            capture_content=self.capture_content,
         )
 
     def _start(
-        self, prompt: str, stop: Sequence[str] | None, run_manager: Any, stream: bool, completion: int = 0
+        self,
+        prompt: str,
+        stop: Sequence[str] | None,
+        run_manager: Any,
+        stream: bool,
+        completion: int = 0,
+        told: bool = True,
     ) -> Steps:
-        span = self._span(run_manager, stream)
+        span = self._span(run_manager, stream, completion, told)
         try:
             _check_prompt(prompt)
             engine = self._load()
             request = self._request(engine, prompt, stop, run_manager, completion)
         except BaseException as error:
             span.end(None, error=error)
+            recorder.refused(lambda: self._about(run_manager, stream), error)
             raise
-        return run(engine, request, self._pool(), span, prompt)
+        observers = recorder.watch(lambda: self._about(run_manager, stream, prompt, engine))
+        return run(engine, request, self._pool(), span, prompt, observers)
 
     async def _start_async(
-        self, prompt: str, stop: Sequence[str] | None, run_manager: Any, stream: bool, completion: int = 0
+        self,
+        prompt: str,
+        stop: Sequence[str] | None,
+        run_manager: Any,
+        stream: bool,
+        completion: int = 0,
+        told: bool = True,
     ) -> AsyncGenerator[Step, None]:
-        span = self._span(run_manager, stream)
+        span = self._span(run_manager, stream, completion, told)
         try:
             _check_prompt(prompt)
             # Weights may have to be loaded, and a long prompt takes milliseconds to encode: off the event loop.
@@ -322,8 +360,10 @@ class LocalModel(Options):
             request = await asyncio.to_thread(self._request, engine, prompt, stop, run_manager, completion)
         except BaseException as error:
             span.end(None, error=error)
+            recorder.refused(lambda: self._about(run_manager, stream), error)
             raise
-        steps = run_async(engine, request, self._pool(), span, prompt)
+        observers = recorder.watch(lambda: self._about(run_manager, stream, prompt, engine))
+        steps = run_async(engine, request, self._pool(), span, prompt, observers)
         try:
             async for step in steps:
                 yield step
@@ -393,11 +433,18 @@ def _check_prompt(prompt: object) -> None:
         raise RequestError("the prompt holds half a character (a lone surrogate)") from cause
 
 
+def _name_of(run_manager: Any, run_name: str | None) -> str:
+    """What the author of the pipeline calls the step; "" for a step without a name."""
+    return str((getattr(run_manager, "metadata", None) or {}).get("langgraph_node") or run_name or "")
+
+
+def _place_of(run_manager: Any) -> str:
+    """Where LCEL counts the step, such as "seq:step:2"; "" outside a pipeline."""
+    return ":".join(sorted(tag for tag in getattr(run_manager, "tags", None) or () if tag.startswith(("seq:", "map:"))))
+
+
 def _step_of(run_manager: Any, run_name: str | None, prompt: Sequence[int]) -> str:
     """Name of the pipeline step behind a call, so that each step learns its own drafter."""
-    node = (getattr(run_manager, "metadata", None) or {}).get("langgraph_node") or run_name
-    if node:
-        return str(node)
-    tags = sorted(tag for tag in getattr(run_manager, "tags", None) or () if tag.startswith(("seq:", "map:")))
     start = hashlib.blake2s(json.dumps(prompt[:_PREFIX_TOKENS]).encode(), digest_size=6).hexdigest()
-    return ":".join([*tags, start])
+    place = _place_of(run_manager)
+    return _name_of(run_manager, run_name) or (f"{place}:{start}" if place else start)

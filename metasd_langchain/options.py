@@ -160,6 +160,10 @@ class Options(BaseModel):
     """"invariant": the answer depends on prompt, seed and options alone. "rejection": Leviathan et al.'s speculative
     sampling, for measuring papers' claims."""
 
+    capture_content: bool | None = None
+    """Whether prompt and answer go on spans, cut after 8 kB each. None: what the environment variable
+    OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says when the call begins; unset it says no."""
+
     max_retries: int | None = Field(default=None, exclude=True)
     """Accepted for LangChain's sake; a local model has nothing to retry."""
     hf_token: SecretStr | None = Field(default=None, exclude=True)
@@ -203,6 +207,8 @@ class Options(BaseModel):
         for option in ("speculative", "compile"):
             if not isinstance(getattr(self, option), bool):
                 raise BadOption(option, getattr(self, option), "True or False")
+        if not isinstance(self.capture_content, bool | None):
+            raise BadOption("capture_content", self.capture_content, "True, False or None")
         if not isinstance(self.model_kwargs, Mapping):
             raise BadOption("model_kwargs", type(self.model_kwargs).__name__, "a mapping")
 

@@ -344,6 +344,8 @@ class RoundRecord:
         arm: arm played ("plain" when it drafted nothing by choice).
         drafted, accepted, committed: token counts; accepted excludes the correction or bonus token.
         draft_s, score_s, total_s: seconds for drafting, for the target's forward and for the whole round.
+        bonus: whether the target's token came on top of a path that was accepted to its end; False: it corrected a
+            draft, there was none, or the answer ended with an accepted token.
     """
 
     arm: str
@@ -353,6 +355,7 @@ class RoundRecord:
     draft_s: float
     score_s: float
     total_s: float
+    bonus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +426,7 @@ class Step:
         accepted: how many of the tokens, from the front, were drafted.
         summary: set on the last step only.
         logprobs: one a token, when the request asked for them.
+        record: the round in numbers; None where there was no round.
     """
 
     tokens: tuple[int, ...]
@@ -431,6 +435,7 @@ class Step:
     accepted: int = 0
     summary: Summary | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    record: RoundRecord | None = field(default=None, compare=False, repr=False)
 
     @property
     def text(self) -> str:

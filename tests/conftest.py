@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 # Some libraries read these when they are first imported, so a fixture would come too late.
@@ -38,3 +39,16 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     # the real setter works once a process
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     return exporter
+
+
+@pytest.fixture
+def meters(monkeypatch: pytest.MonkeyPatch) -> InMemoryMetricReader:
+    """Where the test's metrics are read. Elsewhere no meter provider is set."""
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
+    return reader

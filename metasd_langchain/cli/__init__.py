@@ -169,6 +169,23 @@ def _tune(
         )
 
 
+@app.command("trace")
+def _trace(
+    file: Annotated[Path | None, typer.Argument(help="Trace file, as METASD_TRACE_FILE or record() writes it.")] = None,
+    *,
+    last: Annotated[bool, typer.Option("--last", help="The newest trace in the user's cache folder.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="HTML file to write. Default: the trace's name with .html.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Show recorded calls: a summary here, and a page in which every token has the colour of its drafter."""
+    with _errors_shown():
+        from metasd_langchain.cli.trace import run
+
+        run(file, last=last, out=out, show=show)
+
+
 memory_app = typer.Typer(help="What bandits remember in a file (MetaSDLLM(memory=FILE)).", no_args_is_help=True)
 app.add_typer(memory_app, name="memory")
 MemoryFile = Annotated[Path, typer.Argument(help="The file.", show_default=False)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -236,11 +237,15 @@ class Generation:
         if not self._records:
             self._first_token_s = now - self._started
         total = now - self._round_started
+        last = verdict.path[-1] if accepted else -1
+        bonus = bool(feed.draft) and len(verdict.tokens) > accepted and last not in feed.draft.parents
         self._records.append(
-            RoundRecord(arm, len(feed.draft), accepted, len(verdict.tokens), self._draft_s, forward.seconds, total)
+            RoundRecord(
+                arm, len(feed.draft), accepted, len(verdict.tokens), self._draft_s, forward.seconds, total, bonus
+            )
         )
         summary = None if taken.finish is None else self._summary(taken.finish)
-        return Step(verdict.tokens, taken.pieces, arm, accepted, summary, likely)
+        return Step(verdict.tokens, taken.pieces, arm, accepted, summary, likely, self._records[-1])
 
     # -- end --------------------------------------------------------------------------------------------------------
 
@@ -265,10 +270,20 @@ class Generation:
             total_s=time.perf_counter() - self._started,
             policy=self._pool.selector.policy_name,
             step=self.request.step,
-            values=self._seat.values(),
+            values=self.values,
         )
 
     @property
     def last_record(self) -> RoundRecord:
         """The round told last."""
         return self._records[-1]
+
+    @property
+    def last_choice(self) -> Choice | None:
+        """What was chosen for it."""
+        return self._choice
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The policy's value of each arm, in the reward's units."""
+        return self._seat.values()

@@ -67,8 +67,14 @@ class Engine:
         self._loop = _Loop(target, observers, max_batch, prefill_tokens, num_threads)
         self._finalizer = weakref.finalize(self, _Loop.stop, self._loop)
 
-    def submit(self, request: Request, pool: Pool, sink: Sink) -> Ticket:
+    def submit(self, request: Request, pool: Pool, sink: Sink, observers: Sequence[Observer] = ()) -> Ticket:
         """Queue a request.
+
+        Args:
+            request: what to generate.
+            pool: what may be played.
+            sink: told every message, on the engine's thread.
+            observers: told of this request alone, beside the engine's own.
 
         Raises:
             PromptTooLong, BadOption: before anything is queued.
@@ -76,7 +82,7 @@ class Engine:
         """
         self.check(request)
         release_team()  # the caller's, e.g. left by an embedding model: idle now, and in the way
-        ticket = Ticket(request, pool, sink)
+        ticket = Ticket(request, pool, sink, observers)
         self._loop.add(ticket)
         return ticket
 
@@ -99,13 +105,16 @@ class Engine:
         if any(token >= vocab for token, _ in request.shaping.logit_bias):
             raise BadOption("logit_bias", max(request.shaping.logit_bias)[0], f"token ids below {vocab}")
 
-    def generate(self, request: Request, pool: Pool, watch: Sink | None = None) -> Steps:
+    def generate(
+        self, request: Request, pool: Pool, watch: Sink | None = None, observers: Sequence[Observer] = ()
+    ) -> Steps:
         """Steps of a request as they come.
 
         Args:
             request: what to generate; a wrong one raises here, not at the first step.
             pool: what may be played.
             watch: told every message first, on the engine's thread.
+            observers: as for `submit`.
         """
         steps: queue.SimpleQueue[Step | Failure] = queue.SimpleQueue()
 
@@ -116,7 +125,7 @@ class Engine:
             finally:  # whatever a watcher does, the caller must not wait for ever
                 steps.put(message)
 
-        return Steps(self.submit(request, pool, sink), steps, self)
+        return Steps(self.submit(request, pool, sink, observers), steps, self)
 
     @property
     def closed(self) -> bool:
@@ -209,7 +218,7 @@ class _Loop:
         for ticket, generation in list(self._live):
             self._abort(ticket, generation, EngineClosed(_CLOSED))
         while self._waiting:
-            self._waiting.popleft().deliver(Failure(EngineClosed(_CLOSED)))
+            self._refuse(self._waiting.popleft(), Failure(EngineClosed(_CLOSED)))
 
     def _work(self) -> None:
         """Rounds until the engine is closed."""
@@ -222,10 +231,12 @@ class _Loop:
                 while not (self.closed or self._waiting or self._live):
                     self._wake.wait()
                 if self.closed:
-                    return
+                    break
             self._drop_waiting()
             self._admit()
             self._round()
+        self._drop_waiting()  # who gave up before the engine was closed was not failed by it
+        self._drop_ended()
 
     def _drop_waiting(self) -> None:
         """End requests that were cancelled, or ran out of time, before their turn came."""
@@ -236,9 +247,11 @@ class _Loop:
         for ticket in ended:
             if ticket.cancelled.is_set():
                 waited = time.perf_counter() - ticket.started
-                ticket.deliver(Step((), summary=Summary(len(ticket.request.prompt), 0, "cancelled", total_s=waited)))
+                self._refuse(
+                    ticket, Step((), summary=Summary(len(ticket.request.prompt), 0, "cancelled", total_s=waited))
+                )
             else:
-                ticket.deliver(Failure(ticket.timeout()))
+                self._refuse(ticket, Failure(ticket.timeout()))
 
     def _admit(self) -> None:
         while len(self._live) < self._max_batch:
@@ -251,12 +264,12 @@ class _Loop:
                 generation = Generation(ticket.request, ticket.pool, self._target, self._detokenizer, ticket.started)
             except Exception as error:
                 self._admitting = 0
-                ticket.deliver(Failure(error))
+                self._refuse(ticket, Failure(error))
                 continue
             with self._wake:
                 self._live.append((ticket, generation))
                 self._admitting = 0
-            self._emit(CallStarted(ticket.call, ticket.request))
+            self._emit(ticket, CallStarted(ticket.call, ticket.request))
 
     # -- one round ---------------------------------------------------------------------------------------------------
 
@@ -337,8 +350,11 @@ class _Loop:
             return
         if step is None:
             return
-        if self._observers:
-            self._emit(RoundPlayed(ticket.call, generation.last_record))
+        if self._observers or ticket.observers:  # else the bandit need not be asked what it thinks
+            self._emit(
+                ticket,
+                RoundPlayed(ticket.call, generation.last_record, step, generation.last_choice, generation.values),
+            )
         if step.summary is None:
             ticket.deliver(step)
         else:
@@ -348,7 +364,7 @@ class _Loop:
 
     def _finish(self, ticket: Ticket, generation: Generation, step: Step) -> None:
         self._remove(ticket, generation)
-        self._emit(CallEnded(ticket.call, step.summary))
+        self._emit(ticket, CallEnded(ticket.call, step.summary))
         ticket.deliver(step)
 
     def _abort(self, ticket: Ticket, generation: Generation, error: BaseException) -> None:
@@ -357,8 +373,15 @@ class _Loop:
         except Exception:
             summary = None
         self._remove(ticket, generation)
-        self._emit(CallEnded(ticket.call, summary, error))
+        self._emit(ticket, CallEnded(ticket.call, summary, error))
         ticket.deliver(Failure(error, summary))
+
+    def _refuse(self, ticket: Ticket, message: Step | Failure) -> None:
+        """End a request that never ran."""
+        self._emit(ticket, CallStarted(ticket.call, ticket.request))
+        error = message.error if isinstance(message, Failure) else None
+        self._emit(ticket, CallEnded(ticket.call, message.summary, error))
+        ticket.deliver(message)
 
     def _remove(self, ticket: Ticket, generation: Generation) -> None:
         self._live = [pair for pair in self._live if pair[0] is not ticket]
@@ -367,13 +390,14 @@ class _Loop:
         except Exception:
             logger.exception("closing a generation failed")
 
-    def _emit(self, event: Event) -> None:
-        for observer in list(self._observers):
-            try:
-                observer.on(event)
-            except Exception as error:
-                logger.warning("observer %s failed (%s); muted", type(observer).__name__, type(error).__name__)
-                self._observers.remove(observer)
+    def _emit(self, ticket: Ticket, event: Event) -> None:
+        for observers in (self._observers, ticket.observers):
+            for observer in list(observers):
+                try:
+                    observer.on(event)
+                except Exception as error:
+                    logger.warning("observer %s failed (%s); muted", type(observer).__name__, type(error).__name__)
+                    observers.remove(observer)
 
 
 _loops: weakref.WeakSet[_Loop] = weakref.WeakSet()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from metasd_langchain.engine.pool import Pool
 from metasd_langchain.errors import DeadlineExceeded
+from metasd_langchain.events import Observer
 from metasd_langchain.values import Request, Step, Summary
 
 __all__ = ["Failure", "Sink", "Steps", "Ticket"]
@@ -34,10 +35,12 @@ class Ticket:
         pool: what may be played.
         sink: called on the engine's thread with every step; the last one has a summary. A failed request ends with a
             `Failure` instead.
+        observers: told of this request alone, on the engine's thread.
     """
 
-    def __init__(self, request: Request, pool: Pool, sink: Sink) -> None:
+    def __init__(self, request: Request, pool: Pool, sink: Sink, observers: Sequence[Observer] = ()) -> None:
         self.request, self.pool = request, pool
+        self.observers = list(observers)
         self.started = time.perf_counter()
         self.cancelled = threading.Event()
         self._sink = sink

@@ -12,16 +12,20 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from metasd_langchain.values import RoundRecord, Sampling, Summary
 
 __all__ = [
     "Attributes",
+    "Message",
     "RoundDetail",
+    "Said",
     "content",
     "identity",
     "keep",
+    "kind",
+    "plain_pace",
     "request",
     "round_attributes",
     "round_detail",
@@ -32,6 +36,8 @@ __all__ = [
 
 Attribute = str | bool | int | float | list[str] | list[int] | list[float]
 Attributes = dict[str, Attribute]
+Message = Mapping[str, Any]
+Said = str | Sequence[Message]
 RoundDetail = Literal["off", "summary", "arrays", "events", "spans"]
 
 PROVIDER = "metasd"
@@ -49,20 +55,19 @@ def identity(operation: str, model: str) -> Attributes:
 
 
 def request(
-    sampling: Sampling, max_tokens: int | None, stream: bool, policy: str, kind: str, batch: tuple[int, int] | None
+    sampling: Sampling, max_tokens: int | None, stream: bool, policy: str, span_kind: str, batch: tuple[int, int] | None
 ) -> Attributes:
     """What was asked for. Stop strings are text and stay out.
 
     Args:
-        kind: OpenInference's span kind.
+        span_kind: see `kind`.
         batch: index of the prompt in its batch and the batch's size.
     """
     attributes: Attributes = {
         "gen_ai.request.temperature": float(sampling.temperature),
         "gen_ai.request.stream": stream,
         "metasd.bandit.policy": policy,
-        "openinference.span.kind": kind,
-        "mlflow.spanType": kind,
+        **kind(span_kind),
     }
     options = {
         "gen_ai.request.max_tokens": max_tokens,
@@ -75,6 +80,13 @@ def request(
     if batch is not None:
         attributes["metasd.batch.index"], attributes["metasd.batch.size"] = batch
     return attributes
+
+
+def kind(name: str) -> Attributes:
+    """What backends take the span for. They add up the tokens of "LLM" spans: where another span of the call holds
+    them, ours is a "CHAIN".
+    """
+    return {"openinference.span.kind": name, "mlflow.spanType": name}
 
 
 def summary_attributes(summary: Summary, arms: Sequence[str], detail: RoundDetail) -> Attributes:
@@ -110,17 +122,23 @@ def summary_attributes(summary: Summary, arms: Sequence[str], detail: RoundDetai
 
 
 def speedup_estimate(rounds: Sequence[RoundRecord]) -> float | None:
-    """How many times faster the call decoded than undrafted rounds alone would have, by its own clock.
+    """How many times faster the call decoded than undrafted rounds alone would have; see `plain_pace`."""
+    pace = plain_pace(rounds)
+    return None if pace is None else pace[0] * pace[1] / pace[2]
+
+
+def plain_pace(rounds: Sequence[RoundRecord]) -> tuple[float, int, float] | None:
+    """By the call's own clock: seconds of an undrafted round, tokens committed after the first round, their seconds.
 
     The cost of an undrafted round is the median of those in this very call; the first round is left out on both sides,
     as it holds the prompt. None when the call has too few undrafted rounds to tell.
     """
     later = rounds[1:]
-    undrafted = [r.total_s for r in later if r.drafted == 0]
+    undrafted = [r.total_s - r.draft_s for r in later if r.drafted == 0]  # a drafter that found nothing cost time, too
     spent = sum(r.total_s for r in later)
     if len(undrafted) < PLAIN_ROUNDS_NEEDED or spent <= 0.0:
         return None
-    return median(undrafted) * sum(r.committed for r in later) / spent
+    return median(undrafted), sum(r.committed for r in later), spent
 
 
 def _names(arms: Sequence[str], rounds: Iterable[RoundRecord]) -> dict[str, int]:
@@ -193,32 +211,80 @@ def keep(count: int, cap: int) -> list[int]:
     return [*range(half), *range(count - half, count)]
 
 
-def content(prompt: str, answer: str, finish_reason: str) -> Attributes:
-    """Prompt and answer, for those who switched content on.
+def content(asked: Said, answered: Said, finish_reason: str) -> Attributes:
+    """Prompt and answer, for those who switched content on; each cut after CONTENT_CAP bytes of its text.
 
     Given twice: ``gen_ai.*.messages`` by the conventions, ``input.value``/``output.value`` for the lists of Phoenix and
     MLflow, which do not read the former.
+
+    Args:
+        asked, answered: a text, or messages as the conventions have them, whose newest are kept first.
+        finish_reason: written on an answer given as text.
     """
-    said, answered = _cut(prompt), _cut(answer)
-    asked = [{"role": "user", "parts": [{"type": "text", "content": said}]}]
-    reply = [
-        {"role": "assistant", "parts": [{"type": "text", "content": answered}], "finish_reason": finish_reason},
-    ]
+    before, said, mime = _shown(asked, "user")
+    reply, replied, reply_mime = _shown(answered, "assistant", finish_reason=finish_reason)
     return {
-        "gen_ai.input.messages": json.dumps(asked, ensure_ascii=False),
+        "gen_ai.input.messages": json.dumps(before, ensure_ascii=False),
         "gen_ai.output.messages": json.dumps(reply, ensure_ascii=False),
         "input.value": said,
-        "input.mime_type": "text/plain",
-        "output.value": answered,
-        "output.mime_type": "text/plain",
-        "metasd.content.truncated": said != prompt or answered != answer,
+        "input.mime_type": mime,
+        "output.value": replied,
+        "output.mime_type": reply_mime,
+        "metasd.content.truncated": _cut_short(asked, before, said) or _cut_short(answered, reply, replied),
     }
 
 
-def _cut(text: str) -> str:
-    """The text's first CONTENT_CAP bytes, no character split. A lone surrogate becomes "?": no exporter takes one."""
-    head = text[:CONTENT_CAP].encode(errors="replace")
-    return head[:CONTENT_CAP].decode(errors="ignore")
+def _shown(said: Said, role: str, **more: str) -> tuple[list[Any], str, str]:
+    """Messages, the same as one value for a list, and that value's MIME type."""
+    if isinstance(said, str):
+        text = _cut(said, CONTENT_CAP)
+        return [{"role": role, "parts": [{"type": "text", "content": text}], **more}], text, "text/plain"
+    messages = _newest(said)
+    return messages, json.dumps(messages, ensure_ascii=False), "application/json"
+
+
+def _cut_short(said: Said, messages: list[Any], value: str) -> bool:
+    return said != value if isinstance(said, str) else messages != list(said)
+
+
+def _newest(messages: Sequence[Message]) -> list[Any]:
+    """The newest messages whose text fits; the oldest of them is cut."""
+    kept: list[Any] = []
+    left = CONTENT_CAP
+    for message in reversed(messages):
+        if left <= 0:
+            break
+        cut, left = _fitting(message, left)
+        kept.append(cut)
+    return kept[::-1]
+
+
+def _fitting(value: Any, left: int) -> tuple[Any, int]:
+    """A JSON value with at most `left` bytes of text in it, and how many are left after it."""
+    if isinstance(value, str):
+        text = _cut(value, max(0, left))
+        return text, left - len(text.encode())
+    if isinstance(value, Mapping):
+        pairs = {}
+        for key, item in value.items():
+            pairs[str(key)], left = _fitting(item, left - len(str(key)))
+        return pairs, left
+    if isinstance(value, list | tuple):
+        items = []
+        for item in value:
+            if left <= 0:
+                break
+            cut, left = _fitting(item, left - 1)
+            items.append(cut)
+        return items, left
+    if value is None or isinstance(value, bool | int | float):
+        return value, left - 1
+    return type(value).__name__, left - 1  # whatever it is, JSON has no word for it
+
+
+def _cut(text: str, size: int) -> str:
+    """The text's first `size` bytes, no character split. A lone surrogate becomes "?": no exporter takes one."""
+    return text[:size].encode(errors="replace")[:size].decode(errors="ignore")
 
 
 @functools.cache

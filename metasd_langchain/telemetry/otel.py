@@ -1,4 +1,5 @@
-"""One OpenTelemetry span a call. Needs the API only; without an SDK a call costs a few microseconds.
+"""What OpenTelemetry hears of a call: one span, and its part in the metrics. Needs the API only; without an SDK a call
+costs a few microseconds.
 
 The span starts and ends by hand and is never made current: answers are streamed across threads, and whoever holds a
 context open across a ``yield`` leaks it into the caller. Exception messages may hold prompt text, so an error leaves
@@ -10,17 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 
 from metasd_langchain._version import __version__
 from metasd_langchain.telemetry import attributes
-from metasd_langchain.values import Sampling, Summary
+from metasd_langchain.telemetry.attributes import Said
+from metasd_langchain.telemetry.metrics import CallMetrics
+from metasd_langchain.telemetry.parents import Parent, parent_of
+from metasd_langchain.values import RoundRecord, Sampling, Summary
 
 __all__ = ["CallSpan"]
 
@@ -28,22 +32,45 @@ CAPTURE_ENV = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 ROUNDS_ENV = "METASD_TRACE_ROUNDS"
 
 _log = logging.getLogger(__name__)
+_NO_TRACER: Tracer = trace.NoOpTracer()
 
 
 class CallSpan:
-    """The span of one prompt's answer: ``CallSpan.start(...)``, perhaps ``content(...)``, ``end(...)`` in a finally.
+    """The span of one answer: ``CallSpan.start(...)``, ``round(...)`` and ``content(...)``, ``end(...)`` in a finally.
 
     Methods may be called from any thread. None of them raises on account of telemetry that is absent or not sampled.
     """
 
-    __slots__ = ("_arms", "_capture", "_content", "_once", "_span", "_started_ns", "_stream", "_tracer")
+    __slots__ = (
+        "_arms",
+        "_began",
+        "_capture",
+        "_completion",
+        "_content",
+        "_metrics",
+        "_once",
+        "_span",
+        "_started_ns",
+        "_stream",
+        "_tracer",
+    )
 
-    def __init__(self, span: Span, tracer: Tracer, arms: Sequence[str], *, stream: bool, capture: bool) -> None:
-        self._span, self._tracer = span, tracer
-        self._arms, self._stream, self._capture = arms, stream, capture
-        self._content: tuple[str, str] | None = None
+    def __init__(
+        self,
+        span: Span,
+        tracer: Tracer,
+        metrics: CallMetrics | None,
+        arms: Sequence[str],
+        *,
+        stream: bool,
+        completion: int,
+        capture: bool,
+    ) -> None:
+        self._span, self._tracer, self._metrics = span, tracer, metrics
+        self._arms, self._stream, self._completion, self._capture = arms, stream, completion, capture
+        self._content: tuple[Said, Said] | None = None
         self._once = threading.Lock()  # taken by the first end() and never given back
-        self._started_ns = time.time_ns()
+        self._began, self._started_ns = time.perf_counter(), time.time_ns()
 
     @property
     def captures(self) -> bool:
@@ -62,7 +89,12 @@ class CallSpan:
         policy: str,
         arms: Sequence[str],
         run_id: object | None = None,
+        around: object | None = None,
+        handlers: Iterable[object] = (),
+        told: bool = True,
+        step: str = "",
         batch: tuple[int, int] | None = None,
+        completion: int = 0,
         capture_content: bool | None = None,
     ) -> CallSpan:
         """Open the span under an instrumentor's span of `run_id` if there is one, else under the current span.
@@ -78,33 +110,51 @@ class CallSpan:
             policy: name of the bandit's policy.
             arms: names of the arms on offer.
             run_id: LangChain's id of the run.
+            around: the id of the run around it.
+            handlers: the run's callback handlers.
+            told: whether LangChain tells them the run's tokens; it does not for the stream of an LLM.
+            step: the pipeline step's name where it has one; a metric's label, so not made from a prompt.
             batch: index of the prompt in its batch and the batch's size.
+            completion: which of the answers to one prompt; the prompt's tokens count with the first.
             capture_content: whether prompt and answer go on the span; None asks the environment, now.
         """
-        parent = _instrumentor_span(run_id)
-        tracer = trace.get_tracer("metasd_langchain", __version__)
-        span = tracer.start_span(
-            f"{operation} {model}",
-            context=None if parent is None else trace.set_span_in_context(parent),
-            kind=SpanKind.INTERNAL,  # the model runs in this process
-            attributes=attributes.identity(operation, model),
-            record_exception=False,
-            set_status_on_exception=False,
-        )
-        recording = span.is_recording()
-        capture = recording and (_capture_by_environment() if capture_content is None else capture_content)
-        if recording:
-            # a backend adds up the tokens of LLM spans, so under an instrumentor's LLM span ours must not be one
-            kind = "LLM" if parent is None else "CHAIN"
-            span.set_attributes(attributes.request(sampling, max_tokens, stream, policy, kind, batch))
-            span.set_attribute("gen_ai.response.model", model)
-            span.set_attribute("gen_ai.response.id", f"metasd-{span.get_span_context().span_id:016x}")
-        return cls(span, tracer, arms, stream=stream, capture=capture)
+        span: Span = trace.INVALID_SPAN
+        tracer, metrics = _NO_TRACER, None
+        try:
+            parent = parent_of(run_id, around, handlers, told=told)
+            tracer = trace.get_tracer("metasd_langchain", __version__)
+            span = _open(tracer, parent, operation, model)
+            if span.is_recording():
+                kind = "CHAIN" if parent is not None and parent.counts else "LLM"
+                span.set_attributes(attributes.request(sampling, max_tokens, stream, policy, kind, batch))
+                span.set_attribute("gen_ai.response.model", model)
+                span.set_attribute("gen_ai.response.id", f"metasd-{span.get_span_context().span_id:016x}")
+            metrics = CallMetrics.start(operation, model, step)
+        except Exception as failure:  # noqa: BLE001  whatever a provider does, the call goes on
+            _log.warning("call not observed in full: %s", type(failure).__name__)
+        wanted = _capture_by_environment() if capture_content is None else capture_content
+        capture = wanted and span.is_recording()
+        return cls(span, tracer, metrics, arms, stream=stream, completion=completion, capture=capture)
 
-    def content(self, prompt: str, answer: str) -> None:
-        """Offer prompt and answer; forgotten at once unless content is captured. The last offer counts."""
+    def round(self, record: RoundRecord) -> None:
+        """Count a round, while it is fresh: a long answer shows before it ends."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.round(record)
+        except Exception as failure:  # noqa: BLE001  an answer is not lost because it cannot be counted
+            self._metrics = None
+            _log.warning("call not counted: %s", type(failure).__name__)
+
+    def content(self, asked: Said, answered: Said) -> None:
+        """Offer prompt and answer; forgotten at once unless content is captured. The last offer counts.
+
+        Args:
+            asked: a text, or messages as the conventions have them: ``{"role": ..., "parts": [...]}``.
+            answered: likewise.
+        """
         if self._capture:
-            self._content = (prompt, answer)
+            self._content = (asked, answered)
 
     def end(self, summary: Summary | None, *, error: BaseException | None = None, cancelled: bool = False) -> None:
         """Write what is known and end the span. Only the first call counts.
@@ -116,9 +166,9 @@ class CallSpan:
         """
         if not self._once.acquire(blocking=False):
             return
+        if isinstance(error, GeneratorExit | asyncio.CancelledError):
+            error, cancelled = None, True
         if self._span.is_recording():
-            if isinstance(error, GeneratorExit | asyncio.CancelledError):
-                error, cancelled = None, True
             try:
                 self._write(summary, error, cancelled)
             except Exception as failure:  # noqa: BLE001  an answer is not lost because its span cannot be written
@@ -127,6 +177,22 @@ class CallSpan:
             self._span.end()
         except Exception as failure:  # noqa: BLE001  nor because a span processor fails
             _log.warning("span not delivered: %s", type(failure).__name__)
+        self._count(summary, error)
+
+    def _count(self, summary: Summary | None, error: BaseException | None) -> None:
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.end(
+                summary,
+                time.perf_counter() - self._began,
+                stream=self._stream,
+                error=None if error is None else type(error).__qualname__,
+                prompt=self._completion == 0,
+                context=trace.set_span_in_context(self._span),
+            )
+        except Exception as failure:  # noqa: BLE001  an answer is not lost because it cannot be counted
+            _log.warning("call not counted: %s", type(failure).__name__)
 
     def _write(self, summary: Summary | None, error: BaseException | None, cancelled: bool) -> None:
         span = self._span
@@ -137,12 +203,18 @@ class CallSpan:
         if summary is not None:
             detail = attributes.round_detail(os.environ.get(ROUNDS_ENV, ""))
             span.set_attributes(attributes.summary_attributes(summary, self._arms, detail))
+            if self._completion:
+                span.set_attribute("metasd.completion.index", self._completion)
+                span.set_attribute("gen_ai.usage.input_tokens", 0)
             if self._stream and summary.rounds:
                 span.set_attribute("gen_ai.response.time_to_first_chunk", summary.first_token_s)
             self._write_rounds(summary, detail)
         if cancelled or (summary is not None and summary.finish_reason == "cancelled"):
+            cancelled = True
             span.set_attribute("metasd.cancelled", True)
             span.set_attribute("gen_ai.response.finish_reasons", ["cancelled"])
+        if cancelled or error is not None:  # LangChain tells nobody the tokens of a call that did not finish
+            span.set_attributes(attributes.kind("LLM"))
         if self._content is not None:
             reason = "cancelled" if cancelled else "error" if summary is None else summary.finish_reason
             span.set_attributes(attributes.content(*self._content, reason))
@@ -166,19 +238,17 @@ class CallSpan:
             self._tracer.start_span("metasd.round", under, attributes=about, start_time=start).end(end)
 
 
-def _instrumentor_span(run_id: object | None) -> Span | None:
-    """OpenInference's span of a LangChain run. It is never made current, so it must be asked for."""
-    module = sys.modules.get("openinference.instrumentation.langchain")
-    if run_id is None or module is None:
-        return None
-    try:
-        instrumentor = module.LangChainInstrumentor()
-        if not instrumentor.is_instrumented_by_opentelemetry:  # imported only; get_span would complain on stderr
-            return None
-        span = instrumentor.get_span(run_id)
-    except Exception:  # noqa: BLE001  not ours, and no reason to fail
-        return None
-    return span if isinstance(span, Span) and span.get_span_context().is_valid else None
+def _open(tracer: Tracer, parent: Parent | None, operation: str, model: str) -> Span:
+    if otel_context.get_value("suppress_instrumentation"):  # what instrumentations agreed on to be switched off by
+        return trace.INVALID_SPAN
+    return tracer.start_span(
+        f"{operation} {model}",
+        context=None if parent is None else trace.set_span_in_context(parent.span),
+        kind=SpanKind.INTERNAL,  # the model runs in this process
+        attributes=attributes.identity(operation, model),
+        record_exception=False,
+        set_status_on_exception=False,
+    )
 
 
 def _capture_by_environment() -> bool:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from evaluators.__main__ import main
+from evaluators.spans import KINDS, SPANS
 from metasd_langchain.testing.models import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings(
@@ -132,9 +133,11 @@ def test_spans(folder, prompts, tmp_path, monkeypatch):
         trace, "set_tracer_provider", lambda one: monkeypatch.setattr(trace, "get_tracer_provider", lambda: one)
     )
     told = evaluate("spans", folder, tmp_path / "out.json", "--prompts", prompts, "--limit", 2, "--max-tokens", 8)
-    assert told["spans"] == 300 + 2 * 2  # only the calls that were to have one
+    assert told["spans"] == SPANS * KINDS + 2 * 2  # only the calls that were to have one
+    assert told["metrics"] == 11
     assert 0 < told["span_off_us"] < told["span_on_us"]
     assert told["share"] < 1
+    assert told["collect_us"] > 0
 
 
 def test_wrong_requests_end_with_a_message(folder, prompts, capsys, tmp_path):

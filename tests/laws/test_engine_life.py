@@ -293,6 +293,29 @@ def test_every_call_that_started_ends_and_every_session_is_closed_when_the_engin
     assert all(isinstance(event.error, EngineClosed) for event in log.of(CallEnded))
 
 
+@pytest.mark.parametrize("live", [True, False], ids=["live", "waiting"])
+def test_who_gave_up_before_the_engine_closed_hears_cancelled(
+    make: Callable[..., Engine], gate: Gate, log: Log, plain: Pool, live: bool
+) -> None:
+    engine, other, given_up = make(max_batch=1), Box(), Box()
+    first, second = (given_up, other) if live else (other, given_up)
+    tickets = [engine.submit(Request(PROMPT, max_tokens=LONG), plain, sink) for sink in (first, second)]
+    log.wait(CallStarted)  # the first is live and in its first forward, the second waits
+    tickets[0 if live else 1].cancel()
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    gate.open()
+    closer.join(PATIENCE)
+    steps = [given_up.get()]
+    while steps[-1].summary is None:
+        steps.append(given_up.get())
+    assert steps[-1].summary.finish_reason == "cancelled"
+    failure = other.get()
+    while isinstance(failure, Step):
+        failure = other.get()
+    assert isinstance(failure.error, EngineClosed)
+
+
 def test_a_sink_may_close_the_engine(make: Callable[..., Engine], plain: Pool) -> None:
     engine, seen = make(), Box()
 

@@ -88,12 +88,22 @@ WRONG: dict[str, list[Any]] = {
     "memory": ["disk"],
     "scope": [5],
     "speculative": ["perhaps"],
+    "capture_content": ["perhaps"],
     "model_kwargs": [3],
 }
 
 
 def test_every_option_is_covered_here() -> None:
-    free = {"model", "logits_processors", "max_retries", "api_key", "hf_token", "base_url", "settings"}
+    free = {
+        "model",
+        "logits_processors",
+        "max_retries",
+        "api_key",
+        "hf_token",
+        "base_url",
+        "settings",
+        "capture_content",
+    }
     assert set(VALUES) == set(MetaSDLLM._per_call()) - free
 
 
