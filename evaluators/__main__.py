@@ -20,6 +20,7 @@ COMMANDS = {
     "replay": "policies over recorded rounds, without a model",
     "theory": "the papers' model without a language model: rewards' signal, regret against ln B",
     "policies": "what a choice costs: microseconds of select and update, milliseconds to load a memory",
+    "drafters": "which trained head is best for which task, what a pool with heads gains, what switching costs",
     "priors": "what each arm earns by its drafter's hint: the table the default policy starts from",
 }
 

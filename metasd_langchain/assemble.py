@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from metasd_langchain.bandits import Policy
@@ -43,7 +44,9 @@ __all__ = ["DEFAULT_ARMS", "DEFAULT_POLICY", "DEFAULT_REWARD", "close_engine", "
 DEFAULT_ARMS: tuple[str, ...] = ("suffix@16", "suffix@6", "recycling_tree@12", "recycling_tree@6", PLAIN)
 DEFAULT_POLICY = "hinted_ucb"
 DEFAULT_REWARD = "throughput"
-_BUDGETS = {"lookup": 8, "suffix": 16, "recycling": 4, "recycling_tree": 12}  # of an arm written without "@"
+_DRAFTERS = "metasd_langchain.drafters"  # folder and entry point group
+# Of an arm written without "@".
+_BUDGETS = {"lookup": 8, "suffix": 16, "recycling": 4, "recycling_tree": 12, "eagle": 5, "small_lm": 5, "datastore": 16}
 _MAX_BUDGET = 128
 
 ArmSpec = str | Drafter | tuple[Drafter, int]
@@ -61,7 +64,8 @@ def make_pool(
     """Drafters, arms and bandit. Loads no weights and no torch.
 
     Args:
-        arms: names such as "suffix@16" ("plain" drafts nothing), drafter objects, or pairs (object, budget).
+        arms: names such as "suffix@16" ("plain" drafts nothing), names with a path such as "eagle:five-domains/math@5",
+            drafter objects, or pairs (object, budget).
         policy: a policy's name, or a policy object that every pipeline step starts from a copy of.
         reward: a reward's name, or a Reward.
         memory: "process", "request", a file's path, or a Memory.
@@ -76,7 +80,8 @@ def make_pool(
     if isinstance(arms, str):
         raise BadOption("drafters", arms, "a list of arms")
     drafters: dict[str, Drafter] = {}
-    parsed = [_arm(spec, drafters) for spec in arms]
+    given: dict[str, str] = {}  # specification of a drafter with a path -> its name
+    parsed = [_arm(spec, drafters, given) for spec in arms]
     factory = policy_factory(policy, policy_options)
     worth = reward_named(reward)
     stored = Key(
@@ -111,9 +116,9 @@ def _digest(thing: object) -> str:
     return hashlib.blake2s(_written(thing).encode(), digest_size=6).hexdigest()
 
 
-def _arm(spec: ArmSpec, drafters: dict[str, Drafter]) -> Arm:
+def _arm(spec: ArmSpec, drafters: dict[str, Drafter], given: dict[str, str]) -> Arm:
     if isinstance(spec, str):
-        return _named(spec, drafters)
+        return _named(spec, drafters, given)
     drafter, budget = spec if isinstance(spec, tuple) else (spec, 0)
     if not isinstance(drafter, Drafter):
         raise BadOption("drafters", type(drafter).__name__, "arm names, drafters, or pairs (drafter, budget)")
@@ -123,20 +128,38 @@ def _arm(spec: ArmSpec, drafters: dict[str, Drafter]) -> Arm:
     return Arm(f"{drafter.name}@{budget}", drafter.name, budget)
 
 
-def _named(spec: str, drafters: dict[str, Drafter]) -> Arm:
-    name, _, tail = spec.partition("@")
+def _named(spec: str, drafters: dict[str, Drafter], given: dict[str, str]) -> Arm:
+    name, at, tail = spec.rpartition("@")
+    if not at or "/" in tail:  # a folder may have an "@" in its name
+        name, at, tail = spec, "", ""
     if name == PLAIN and not tail:
         return Arm(PLAIN, PLAIN, 0)
-    if name not in drafters:
+    kind, _, path = name.partition(":")
+    if path and kind in known_names(_DRAFTERS, None):
+        if name not in given:
+            given[name] = _short_name(kind, path, drafters)
+            drafters[given[name]] = resolve("drafter", kind, _DRAFTERS, None, {"path": path, "name": given[name]})
+        name = given[name]
+    elif name not in drafters:
         try:
-            drafters[name] = resolve("drafter", name, "metasd_langchain.drafters", "metasd_langchain.drafters", None)
+            drafters[name] = resolve("drafter", name, _DRAFTERS, _DRAFTERS, None)
         except UnknownName as error:
-            raise UnknownName("drafter", name, (*known_names("metasd_langchain.drafters", None), PLAIN)) from error
+            raise UnknownName("drafter", name, (*known_names(_DRAFTERS, None), PLAIN)) from error
     budget = int(tail) if tail.isdigit() else 0
-    if tail and not budget:
+    if at and not budget:
         raise BadOption("drafters", spec, "a name, or name@budget with a budget of at least 1")
-    budget = _checked(spec, budget or _BUDGETS.get(name, 8))
+    budget = _checked(spec, budget or _BUDGETS.get(name, _BUDGETS.get(kind, 8)))
     return Arm(f"{name}@{budget}", name, budget)
+
+
+def _short_name(kind: str, path: str, drafters: Mapping[str, Drafter]) -> str:
+    """What a drafter with a path is called in arms, statistics and spans: its kind and the path's last part."""
+    stem = PurePath(path.replace("@", "-")).stem or kind
+    name = f"{kind}-{stem}"
+    number = 2
+    while name in drafters:
+        name, number = f"{kind}-{stem}-{number}", number + 1
+    return name
 
 
 def _checked(spec: str, budget: int) -> int:

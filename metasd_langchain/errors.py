@@ -7,8 +7,12 @@
         UnknownName               a drafter, policy, reward or option that does not exist (lists what does)
         BadOption                 an option outside its range or of the wrong type
         MissingExtra              an optional dependency is not installed (names the extra)
+        CorpusError               texts to train on are missing, damaged or too few
       LoadError                   a model could not be loaded
         UnsupportedModel          loaded, but its layers cannot be verified in one packed forward
+        BadCheckpoint             a drafter's checkpoint is truncated, foreign or does not fit (names file and field)
+        BadDatastore              a datastore is empty, truncated or of a newer format
+        IncompatibleVocabulary    a drafter or datastore was made for another tokenizer
       RequestError                wrong request; raised before any compute
         PromptTooLong             names the prompt's length and the limit
         UnsupportedParameter      a per-call option that does not exist
@@ -18,6 +22,7 @@
       TargetError                 the target model's forward failed
       DrafterError                a drafter drafted nonsense; costs its draft, never reaches the caller
       BanditMemoryError           a stored bandit state cannot be read
+      TrainingError               training cannot go on (disk full, another run's files); what was saved stays
 """
 
 from __future__ import annotations
@@ -28,18 +33,23 @@ from typing import Any
 
 __all__ = [
     "Abandoned",
+    "BadCheckpoint",
+    "BadDatastore",
     "BadOption",
     "BanditMemoryError",
     "ConfigError",
+    "CorpusError",
     "DeadlineExceeded",
     "DrafterError",
     "EngineClosed",
+    "IncompatibleVocabulary",
     "LoadError",
     "MetaSDError",
     "MissingExtra",
     "PromptTooLong",
     "RequestError",
     "TargetError",
+    "TrainingError",
     "UnknownName",
     "UnsupportedModel",
     "UnsupportedParameter",
@@ -102,12 +112,37 @@ class MissingExtra(ConfigError, ImportError):
         super().__init__(f"{what} is not installed", hint=f"pip install 'metasd-langchain[{extra}]'")
 
 
+class CorpusError(ConfigError):
+    """Texts to train on are missing, damaged or too few."""
+
+
 class LoadError(MetaSDError):
     """A model, tokenizer or checkpoint could not be loaded."""
 
 
 class UnsupportedModel(LoadError):
     """The model has layers that packed verification cannot serve (recurrent, hybrid, encoder-decoder ...)."""
+
+
+class BadCheckpoint(LoadError):
+    """A drafter's checkpoint is truncated, foreign, or does not fit the target.
+
+    Attributes:
+        file: which file is wrong.
+        field: which field or tensor in it, or "".
+    """
+
+    def __init__(self, file: str, field: str, problem: str, *, hint: str = "") -> None:
+        self.file, self.field = file, field
+        super().__init__(f"{file}{f', {field}' if field else ''}: {problem}", hint=hint)
+
+
+class BadDatastore(LoadError):
+    """A datastore file cannot be read or built: nothing in it, truncated, foreign, or of a newer format."""
+
+
+class IncompatibleVocabulary(LoadError):
+    """A drafter or datastore speaks other token ids than the target."""
 
 
 class RequestError(MetaSDError, ValueError):
@@ -170,3 +205,7 @@ class DrafterError(MetaSDError, RuntimeError):
 
 class BanditMemoryError(MetaSDError, RuntimeError):
     """A stored bandit state could not be read."""
+
+
+class TrainingError(MetaSDError, RuntimeError):
+    """Training cannot go on. What was saved before stays as it was."""

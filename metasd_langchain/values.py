@@ -324,16 +324,21 @@ class Round:
         parents: for each scored row the index of the row before it, -1 for the first.
         candidates: ``[rows, k]`` ids of the target's most likely next tokens after each scored row, best first, on the
             host (numpy int64); None when nobody needed them. k may be more or less than a drafter asked for.
-        hidden: layer -> ``[rows, width]`` hidden states of the scored rows, for drafters that asked for layers.
         path: accepted draft nodes, as row indices.
+        hidden: layer -> ``[n, width]`` hidden states, in the order of the text, of committed tokens the target has read
+            since the last round (not of the round's last token), for drafters that asked for layers. Long prompts are
+            read in pieces: each is told as a round that commits nothing.
+        hidden_start: place in prompt and answer of the first of them. Only the last ones of a long piece are kept, so
+            this may lie behind the end of those before.
     """
 
     committed: tuple[int, ...]
     fed: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     candidates: object | None = None
-    hidden: Mapping[int, Tensor] = field(default_factory=dict)
     path: tuple[int, ...] = ()
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    hidden_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,113 @@ def _memory_reset(
         reset(file, scope=scope, step=step)
 
 
+datastore_app = typer.Typer(help='Text or code to draft from (drafters=["datastore:FILE@16"]).', no_args_is_help=True)
+app.add_typer(datastore_app, name="datastore")
+
+
+@datastore_app.command("build")
+def _datastore_build(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Files or folders; what is no UTF-8 text is left out.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="File to write.")],
+    *,
+    model: Model = None,
+    licence: Annotated[str, typer.Option(help="Licence of the text, kept in the file.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the description as JSON and nothing else.")] = False,
+) -> None:
+    """Index text or code by the model's tokens, so that the datastore drafter can quote it."""
+    with _errors_shown():
+        from metasd_langchain.cli.datastore import build
+
+        build(paths, out, model=model, licence=licence, as_json=as_json)
+
+
+@datastore_app.command("show")
+def _datastore_show(
+    file: Annotated[Path, typer.Argument(help="The file.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON and nothing else.")] = False,
+) -> None:
+    """Say what a datastore holds: tokens, sources, licence, whose token ids."""
+    with _errors_shown():
+        from metasd_langchain.cli.datastore import show
+
+        show(file, as_json=as_json)
+
+
+train_app = typer.Typer(
+    help="Train drafters from the target itself (drafters=['eagle:FOLDER@5']).", no_args_is_help=True
+)
+app.add_typer(train_app, name="train")
+Data = Annotated[
+    Path | None, typer.Option(help="Folder with the development files. Default: METASD_DATA, else ../shared/data.")
+]
+Tokens = Annotated[int | None, typer.Option(min=1, help="Tokens the target generates for each domain.")]
+Minutes = Annotated[float, typer.Option(min=0.0, help="Most minutes of training each drafter; 0 = no bound.")]
+Seed = Annotated[int, typer.Option(help="Of prompts' order, draws and weights.")]
+Domain = Annotated[str, typer.Option(help="code, translation, summarization, qa, math, or ofa for all of them.")]
+OutFolder = Annotated[Path, typer.Option(file_okay=False, help="Folder of the drafter; one that is there goes on.")]
+
+
+@train_app.command("eagle")
+def _train_eagle(
+    domain: Domain,
+    out: OutFolder,
+    *,
+    data: Data = None,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    tokens: Tokens = None,
+    minutes: Minutes = 0.0,
+    seed: Seed = 0,
+) -> None:
+    """Train an EAGLE head for a domain. Interrupted, the same command goes on."""
+    with _errors_shown():
+        from metasd_langchain.cli.train import Asked, run
+
+        run("eagle", domain, out, Asked(data, model, dtype, tokens, minutes, seed))
+
+
+@train_app.command("small_lm")
+def _train_small_lm(
+    domain: Domain,
+    out: OutFolder,
+    *,
+    data: Data = None,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    tokens: Tokens = None,
+    minutes: Minutes = 0.0,
+    seed: Seed = 0,
+) -> None:
+    """Train a small language model for a domain. Interrupted, the same command goes on."""
+    with _errors_shown():
+        from metasd_langchain.cli.train import Asked, run
+
+        run("small_lm", domain, out, Asked(data, model, dtype, tokens, minutes, seed))
+
+
+@train_app.command("preset")
+def _train_preset(
+    name: Annotated[str, typer.Argument(help="five-domains: a head for each domain, and one for all.")],
+    *,
+    data: Data = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for the drafters. Default: the user's cache.")
+    ] = None,
+    model: Model = None,
+    dtype: Dtype = "auto",
+    tokens: Tokens = None,
+    minutes: Minutes = 0.0,
+    seed: Seed = 0,
+) -> None:
+    """Train several drafters into the user's cache. What is finished stays; interrupted, the same command goes on."""
+    with _errors_shown():
+        from metasd_langchain.cli.train import Asked, run_preset
+
+        run_preset(name, out, Asked(data, model, dtype, tokens, minutes, seed))
+
+
 @contextmanager
 def _errors_shown() -> Iterator[None]:
     """An error of ours is a line and a hint on stderr, not a traceback: exit code 2 for what the user gave, else 1."""

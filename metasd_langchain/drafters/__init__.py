@@ -7,6 +7,11 @@ commits tokens, and a drafter that raises is benched.
 To add a drafter ``foo``: write ``drafters/foo.py`` with ``create(options: Mapping[str, object]) -> Drafter``. From
 outside: pass an instance, a dotted name ``package.module:factory``, or register an entry point in the group
 ``metasd_langchain.drafters``.
+
+A drafter that needs the target (its weights, dtype or tokenizer) has a method ``bind(target) -> Drafter``: called once
+before it is played with that target, on the thread of the caller, who receives its errors; it returns the drafter for
+that target, itself or another. ``memory_bytes`` says what it holds, ``hidden_window`` how many of the last tokens'
+hidden states it wants (1024).
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ __all__ = ["DraftSession", "Drafter", "Draws"]
 class Draws(Protocol):
     """The request's shared randomness: lets a model drafter draw with the noise the verifier will use."""
 
-    def gumbel(self, position: int, tokens: Sequence[int]) -> NDArray[np.float64]:
+    def gumbel(self, position: int, tokens: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
         """Gumbel noise of the given tokens at a position of the answer (0 = its first token)."""
         ...
 
@@ -58,7 +63,7 @@ class Drafter(Protocol):
         name: its name in arms, e.g. "suffix".
         candidates: how many of the target's best next tokens a row it wants to see in ``Round.candidates``; 0 = none.
         prompt_rows: how many rows at the prompt's end it wants scored besides the last, 0 for most.
-        hidden_layers: target layers whose hidden states it wants to see; () for most.
+        hidden_layers: hidden states of the target it wants to see, as ``Scores.hidden`` numbers them; () for most.
     """
 
     name: str

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -85,7 +85,7 @@ class Generation:
         seed = request.sampling.seed
         self._draws = Draws(int.from_bytes(os.urandom(8), "little") if seed is None else seed, request.completion)
         self._seat = pool.selector.open(f"{request.scope}/{request.step}", np.random.default_rng())
-        self._sessions = Sessions(request, pool, target.lm.vocab_size)
+        self._sessions = Sessions(request, pool, target.lm.vocab_size, self.slot)
         stream = TextStream(detokenizer.decode, detokenizer.byte_ids, request.stop)
         window = target.lm.window if request.limit is None else min(request.limit, target.lm.window)
         self._halt = Halt(stream, request.stop_ids, min(request.max_tokens, window - len(request.prompt)))
@@ -145,13 +145,13 @@ class Generation:
 
     # -- settle: verify, halt, keep, observe, learn -----------------------------------------------------------------
 
-    def settle(self, feed: Feed, forward: Forward, start: int) -> Step | None:
+    def settle(self, feed: Feed, forward: Forward, place: int) -> Step | None:
         """Turn the target's scores into committed tokens.
 
         Args:
             feed: what `plan` gave.
             forward: the packed forward that scored it.
-            start: the feed's first row in it.
+            place: of the feed among those it scored.
 
         Returns:
             What to deliver; None when only a piece of the prompt was read.
@@ -160,7 +160,11 @@ class Generation:
             self._prefill_s += forward.seconds
         if not feed.scored:
             self._lm.keep(feed)
+            hidden = self._hidden(feed, forward, place, ())
+            if hidden:
+                self._sessions.observe(self._round((), hidden))
             return None
+        start = forward.scores.starts[place]
         logits = forward.scores.logits[start : start + feed.rows]
         rows = TargetRows(
             logits, self.request.sampling, self._pool.candidates, feed.scored - 1, self._shape(feed.draft)
@@ -170,7 +174,7 @@ class Generation:
         measured = self._pool.selector.needs_agreement and len(feed.draft) > 0
         agreed = agreement(feed.draft, rows) if measured else ()
         self._keep(feed, verdict)
-        self._observe(feed, forward, start, rows, verdict)
+        self._observe(feed, forward, place, rows, verdict)
         self._learn(feed, forward, verdict, agreed)
         return self._tell(feed, forward, rows, verdict, taken)
 
@@ -196,19 +200,34 @@ class Generation:
         # a strict prefix: the last committed token stays pending
         self._lm.keep(feed, verdict.path[: len(verdict.tokens) - 1])
 
-    def _observe(self, feed: Feed, forward: Forward, start: int, rows: TargetRows, verdict: Verdict) -> None:
+    def _observe(self, feed: Feed, forward: Forward, place: int, rows: TargetRows, verdict: Verdict) -> None:
         trunk = feed.scored
-        stop = start + feed.rows
+        kept = verdict.path[: len(verdict.tokens) - 1]
         self._sessions.observe(
-            Round(
-                committed=verdict.tokens,
+            self._round(
+                verdict.tokens,
+                self._hidden(feed, forward, place, kept),
                 fed=feed.pending[len(feed.pending) - trunk :] + feed.draft.tokens,
                 parents=tuple(range(-1, trunk - 1)) + tuple(parent + trunk for parent in feed.draft.parents),
                 candidates=rows.candidates,
-                hidden={layer: states[start:stop] for layer, states in forward.scores.hidden.items()},
                 path=tuple(node + trunk for node in verdict.path),
             )
         )
+
+    def _hidden(self, feed: Feed, forward: Forward, place: int, path: tuple[int, ...]) -> dict[int, Tensor]:
+        """Hidden states of the last tokens that a round added to the slot, as many as some drafter wants."""
+        layers = self._pool.hidden_layers
+        if not layers:
+            return {}
+        pending, first = len(feed.pending), forward.scores.tokens[place]
+        rows = [*range(pending), *(pending + node for node in path)][-self._pool.hidden_window :]
+        # Copies: a view of a few rows would keep alive what the whole batch read.
+        return {layer: forward.scores.hidden[layer][[first + row for row in rows]] for layer in layers}
+
+    def _round(self, committed: tuple[int, ...], hidden: dict[int, Tensor], **scored: Any) -> Round:
+        """What sessions are told of a round whose tokens are in the slot."""
+        rows = len(next(iter(hidden.values()), ()))
+        return Round(committed, **scored, hidden=hidden, hidden_start=self.slot.length - rows if rows else 0)
 
     def _learn(self, feed: Feed, forward: Forward, verdict: Verdict, agreed: tuple[float, ...]) -> None:
         if self._choice is None:

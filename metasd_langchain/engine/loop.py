@@ -78,9 +78,11 @@ class Engine:
 
         Raises:
             PromptTooLong, BadOption: before anything is queued.
+            LoadError: a drafter of the pool does not fit the target.
             EngineClosed: after `close`.
         """
         self.check(request)
+        pool = pool.bound(self.target)
         release_team()  # the caller's, e.g. left by an embedding model: idle now, and in the way
         ticket = Ticket(request, pool, sink, observers)
         self._loop.add(ticket)
@@ -284,8 +286,8 @@ class _Loop:
         except Exception as error:
             self._score_singly(planned, error)
             return
-        for (ticket, generation, feed), start in zip(planned, forward.scores.starts, strict=True):
-            self._settle(ticket, generation, feed, forward, start)
+        for place, (ticket, generation, feed) in enumerate(planned):
+            self._settle(ticket, generation, feed, forward, place)
 
     def _drop_ended(self) -> None:
         for ticket, generation in list(self._live):
@@ -342,9 +344,9 @@ class _Loop:
             failure.__cause__ = error
             self._abort(ticket, generation, failure)
 
-    def _settle(self, ticket: Ticket, generation: Generation, feed: Feed, forward: Forward, start: int) -> None:
+    def _settle(self, ticket: Ticket, generation: Generation, feed: Feed, forward: Forward, place: int) -> None:
         try:
-            step = generation.settle(feed, forward, start)
+            step = generation.settle(feed, forward, place)
         except Exception as error:
             self._abort(ticket, generation, error)
             return

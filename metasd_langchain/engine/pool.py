@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from metasd_langchain.bandits.selector import Selector
 from metasd_langchain.drafters import Drafter
+from metasd_langchain.errors import LoadError, MetaSDError
+
+if TYPE_CHECKING:
+    from metasd_langchain.models.lm import CausalLM
+    from metasd_langchain.models.load import Target
 
 __all__ = ["Pool"]
+
+_WINDOW = 1024
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,23 @@ class Pool:
 
     drafters: Mapping[str, Drafter]
     selector: Selector
+    _bound: WeakKeyDictionary[CausalLM, Pool] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
+
+    def bound(self, target: Target) -> Pool:
+        """The pool with every drafter made ready for a target; once for each target.
+
+        Raises:
+            MetaSDError: a drafter does not fit the target, or its files cannot be read.
+        """
+        with self._lock:
+            pool = self._bound.get(target.lm)
+            if pool is None:
+                drafters = {name: _ready(name, drafter, target) for name, drafter in self.drafters.items()}
+                pool = self._bound[target.lm] = replace(self, drafters=drafters)
+            return pool
 
     @property
     def candidates(self) -> int:
@@ -35,12 +62,52 @@ class Pool:
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Target layers that some drafter wants to see."""
+        """Hidden states that some drafter wants to see."""
         return tuple(sorted({layer for drafter in self.drafters.values() for layer in drafter.hidden_layers}))
+
+    @property
+    def hidden_window(self) -> int:
+        """How many of the last tokens' hidden states some drafter wants to see."""
+        wanted = [drafter for drafter in self.drafters.values() if drafter.hidden_layers]
+        return max((int(getattr(drafter, "hidden_window", _WINDOW)) for drafter in wanted), default=0)
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """What each drafter holds, in bytes, as far as it says; weights count once they are loaded."""
+        with self._lock:
+            pools = [self, *self._bound.values()]
+        return {
+            name: sum(int(getattr(pool.drafters[name], "memory_bytes", 0)) for pool in pools if _own(pool, self, name))
+            for name in self.drafters
+        }
 
     def forget(self, scope: str | None = None) -> None:
         """Drop shared text indexes (of one scope or all) and, for all scopes, what the bandit learned."""
-        for drafter in self.drafters.values():
-            drafter.forget(scope)
+        with self._lock:
+            pools = [self, *self._bound.values()]
+        for pool in pools:
+            for drafter in pool.drafters.values():
+                drafter.forget(scope)
         if scope is None:
             self.selector.forget()
+
+
+def _own(pool: Pool, unbound: Pool, name: str) -> bool:
+    """Whether a drafter of a bound pool is another object than the unbound one."""
+    return pool is unbound or pool.drafters[name] is not unbound.drafters[name]
+
+
+def _ready(name: str, drafter: Drafter, target: Target) -> Drafter:
+    """The drafter for a target: what its optional ``bind`` returns."""
+    bind = getattr(drafter, "bind", None)
+    if bind is None:
+        return drafter
+    try:
+        bound = bind(target)
+    except MetaSDError:
+        raise
+    except Exception as cause:
+        raise LoadError(f"drafter {name} cannot be used with {target.name}: {type(cause).__name__}") from cause
+    if not isinstance(bound, Drafter):
+        raise LoadError(f"drafter {name}: bind returned {type(bound).__name__}, not a drafter")
+    return bound

@@ -7,13 +7,16 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from metasd_langchain.drafters import DraftSession
 from metasd_langchain.engine.draws import Draws
 from metasd_langchain.engine.pool import Pool
 from metasd_langchain.errors import DrafterError
 from metasd_langchain.values import EMPTY_DRAFT, Draft, Request, Round
+
+if TYPE_CHECKING:
+    from metasd_langchain.models.lm import Slot
 
 __all__ = ["Sessions"]
 
@@ -29,9 +32,11 @@ class Sessions:
         request: what is generated.
         pool: whose drafters.
         vocab: ids from 0 to this are the target's; nodes with other ids are dropped.
+        slot: the answer's keys and values, for sessions with a method ``attach``: they read what is below its length,
+            and may write behind it, where a round's forward writes before anything is read.
     """
 
-    def __init__(self, request: Request, pool: Pool, vocab: int) -> None:
+    def __init__(self, request: Request, pool: Pool, vocab: int, slot: Slot | None = None) -> None:
         self._vocab = vocab
         self._strikes = dict.fromkeys(pool.drafters, 0)
         self._failed: set[str] = set()  # in this round
@@ -39,7 +44,9 @@ class Sessions:
         self._sessions: dict[str, DraftSession] = {}
         for name, drafter in pool.drafters.items():
             try:
-                self._sessions[name] = drafter.open(request)
+                session = self._sessions[name] = drafter.open(request)
+                if slot is not None and hasattr(session, "attach"):
+                    session.attach(slot)
             except Exception as error:
                 self._strike(name, error)
                 self._strikes[name] = _STRIKES

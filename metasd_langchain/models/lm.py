@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from metasd_langchain.errors import UnsupportedModel
 from metasd_langchain.models.attention import IMPLEMENTATION, PackedRows, Row, Slot, SlotCache
-from metasd_langchain.models.packed_linear import pack_linears
+from metasd_langchain.models.packed_linear import PackedLinear, pack_linears
 from metasd_langchain.models.shadow import shadow
+from metasd_langchain.models.taps import Taps
 from metasd_langchain.values import EMPTY_DRAFT, Draft
 
 __all__ = ["CausalLM", "Feed", "Scores", "Slot"]
@@ -59,11 +60,14 @@ class Scores:
     Attributes:
         logits: ``[rows, vocab]`` in the model's dtype; per feed the scored pending tokens, then the draft's nodes.
         starts: first row of each feed.
-        hidden: layer -> ``[rows, width]`` output of that layer for the same rows (0 = embeddings).
+        tokens: first new token of each feed in the packed sequence.
+        hidden: layer -> ``[new tokens, width]`` states of every new token of the packed sequence, numbered as
+            transformers does: 0 = embeddings, i = output of layer i, the number of layers = after the final norm.
     """
 
     logits: Tensor
     starts: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
     hidden: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -94,6 +98,9 @@ class CausalLM:
         self.window: int = _window(self.config)
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.get_input_embeddings().weight.device
+        self._twin = twin
+        taps = Taps(twin, self.config.num_hidden_layers)
+        self._taps = taps if taps.serves and not compile else None  # a compiled forward would be compiled anew
         self._model = torch.compile(twin, dynamic=True) if compile else twin
         try:
             self._probe(probe, reference)
@@ -107,6 +114,9 @@ class CausalLM:
         rows, tokens, positions, wanted, starts = self._pack(feeds)
         index = torch.tensor(wanted, dtype=torch.long)  # on the host: the last layer may lie on another device
         context = PackedRows(self._cache, rows)
+        taps = self._taps
+        if taps is not None:
+            taps.ask(hidden_layers)
         with torch.inference_mode():
             output = self._model(
                 input_ids=torch.tensor([tokens], device=self.device),
@@ -114,16 +124,37 @@ class CausalLM:
                 cache=context,
                 use_cache=True,
                 logits_to_keep=index,
-                output_hidden_states=bool(hidden_layers),
+                output_hidden_states=bool(hidden_layers) and taps is None,
                 metasd=context,
             )
-            hidden = {layer: output.hidden_states[layer][0, index] for layer in hidden_layers}
-            return Scores(output.logits[0], tuple(starts), hidden)
+            if taps is not None:
+                hidden = taps.take(hidden_layers)
+            else:
+                hidden = {layer: output.hidden_states[layer][0] for layer in hidden_layers}
+            return Scores(output.logits[0], tuple(starts), tuple(row.start for row in rows), hidden)
 
     def keep(self, feed: Feed, path: Sequence[int] = ()) -> None:
         """Commit a feed's pending tokens and the accepted nodes of its draft to its slot; drop the other nodes."""
         with torch.inference_mode():
             self._cache.keep(feed.slot, len(feed.pending), path)
+
+    def embedding_rows(self) -> Tensor:
+        """Input embeddings, ``[vocab, hidden]``, without a factor that the model multiplies them with. Not a copy."""
+        return self._twin.get_input_embeddings().weight.detach()  # type: ignore[no-any-return]
+
+    def head_rows(self) -> Tensor:
+        """Rows of the output layer, ``[vocab, hidden]``; a copy where they are laid out anew."""
+        head = self._twin.get_output_embeddings()
+        if isinstance(head, PackedLinear):
+            return self.embedding_rows() if self.config.tie_word_embeddings else head.packed.to_dense()
+        return head.weight.detach()  # type: ignore[no-any-return]
+
+    def norm_factor(self) -> Tensor:
+        """What the final norm multiplies with, ``[hidden]``, whichever way the model writes it down."""
+        norm = getattr(self._twin.get_decoder(), "norm", None)
+        ones = torch.ones(1, self.config.hidden_size, device=self.device, dtype=self.dtype)
+        with torch.no_grad():
+            return (ones if norm is None else norm(ones))[0].clone()
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read afterwards means something."""

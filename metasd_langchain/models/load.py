@@ -27,7 +27,7 @@ from metasd_langchain.models.embedded import EMBEDDED, MANIFEST, embedded_folder
 if TYPE_CHECKING:
     from metasd_langchain.models.lm import CausalLM
 
-__all__ = ["Progress", "Target", "load_target", "pick_device", "pick_dtype", "uncollected"]
+__all__ = ["Progress", "Target", "load_target", "load_tokenizer", "pick_device", "pick_dtype", "uncollected"]
 
 logger = logging.getLogger("metasd_langchain")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -187,6 +187,26 @@ def load_target(
         if "device_map" not in options and device != "cpu":
             live = _moved(live, device)
         return _target(name, live, tokenizer, True, compile)
+
+
+def load_tokenizer(model: str, progress: Progress | None = None) -> tuple[str, Any]:
+    """A model's name and tokenizer, without its weights.
+
+    Raises:
+        LoadError: nothing there, no tokenizer.
+        MissingExtra: the embedded model is not installed, or support for GGUF files.
+    """
+    name, where, extra = _locate(model, progress or logger.info)
+    if "gguf_file" in extra and not all(importlib.util.find_spec(part) for part in ("gguf", "accelerate")):
+        raise MissingExtra("support for GGUF files", "gguf")
+    if (Path(where) / MANIFEST).is_file():
+        return name, read_tokenizer(Path(where))
+    from transformers import AutoTokenizer
+
+    try:
+        return name, AutoTokenizer.from_pretrained(where, **extra)
+    except Exception as cause:  # transformers raises many kinds, all meaning the same to our caller
+        raise LoadError(f"could not load the tokenizer of {name}: {type(cause).__name__}: {cause}") from cause
 
 
 def pick_device(device: str) -> str:

@@ -5,6 +5,7 @@ that somebody else goes on using.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 from torch import nn
@@ -17,7 +18,8 @@ __all__ = ["shadow"]
 def shadow(model: nn.Module, owned: bool) -> nn.Module:
     """Copy the module objects and the config, share every parameter.
 
-    The copy's buffers dictionaries are its own, so rotary scaling that replaces a buffer does not reach the original.
+    The copy's dictionaries of buffers and hooks are its own, so neither rotary scaling that replaces a buffer nor a
+    hook that is registered later reaches the other.
     A model whose modules carry a ``forward`` or hooks of their own (accelerate's dispatch over devices, a compiled
     forward) cannot be copied so: it is used as it is when nobody else owns it.
 
@@ -39,6 +41,9 @@ def _copy(module: nn.Module, modules: dict[int, nn.Module], configs: dict[int, A
         return modules[id(module)]
     twin = copy.copy(module)
     modules[id(module)] = twin
+    for name, value in vars(module).items():
+        if "hooks" in name and isinstance(value, OrderedDict):  # transformers registers some when states are asked for
+            twin.__dict__[name] = copy.copy(value)
     twin.__dict__["_parameters"] = dict(module._parameters)
     twin.__dict__["_buffers"] = dict(module._buffers)
     twin.__dict__["_modules"] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -40,14 +40,23 @@ def walk(draft: Draft, truth: Sequence[int]) -> list[int]:
 
 
 def tell(
-    drafter: Drafter, text: Sequence[int], draft: Draft, truth: Sequence[int], vocab: int, most: int = 99
+    drafter: Drafter,
+    text: Sequence[int],
+    draft: Draft,
+    truth: Sequence[int],
+    vocab: int,
+    most: int = 99,
+    seen: bool = True,
 ) -> Round:
     """The round in which `draft` was verified after `text`, when the target goes on with `truth`.
 
     The target's second best and further candidates are made up, the same for the same token. `most` trims the round.
+    Hidden states, for a drafter that wants some, are made up as well, as wide as its ``hidden_width`` says: of the
+    round's tokens, and of the text before them unless the session has `seen` those.
     """
     path = walk(draft, truth)
     committed = tuple(truth[: len(path) + 1])[:most]
+    start = len(text) - 1 if seen else 0
     fed = (text[-1], *draft.tokens) if text else draft.tokens
     shift = 1 if text else 0
     parents = tuple(parent + shift for parent in draft.parents)
@@ -62,7 +71,22 @@ def tell(
         parents=((-1, *parents) if text else parents),
         candidates=best.reshape(len(fed), width) if width else None,
         path=tuple(node + shift for node in path)[: len(committed)],
+        hidden=_states(drafter, (*text[start:], *committed[:-1])),
+        hidden_start=start,
     )
+
+
+def _states(drafter: Drafter, tokens: Sequence[int]) -> dict[int, Any]:
+    """Made-up hidden states after the tokens, for a drafter that wants some."""
+    if not drafter.hidden_layers or not tokens:
+        return {}
+    import torch
+
+    def state(token: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(token)
+        return torch.randn(drafter.hidden_width, generator=generator)  # type: ignore[attr-defined]
+
+    return dict.fromkeys(drafter.hidden_layers, torch.stack([state(token) for token in tokens]))
 
 
 def play(
@@ -81,11 +105,13 @@ def advance(
     """Go on with an open session from `text` through `truth`."""
     guesses: list[Guess] = []
     text, truth = list(text), list(truth)
+    first = True
     while truth:
         hint, draft = session.hint(), session.propose(text, budget, DRAWS)
         guesses.append((hint, draft))
-        told = tell(drafter, text, draft, truth, vocab)
+        told = tell(drafter, text, draft, truth, vocab, seen=not first)
         session.observe(told)
+        first = False
         text += told.committed
         truth = truth[len(told.committed) :]
     return guesses
@@ -93,6 +119,8 @@ def advance(
 
 class DrafterContract:
     """The checks.
+
+    A drafter that is bound to a target (``bind``) is bound in `make`.
 
     Attributes:
         vocab: token ids the checks use are below it.

@@ -28,7 +28,7 @@ Shape = Literal["chain", "tree"]
 class NoDraws:
     """Draws without noise, for calling ``propose`` by hand."""
 
-    def gumbel(self, position: int, tokens: Sequence[int]) -> NDArray[np.float64]:
+    def gumbel(self, position: int, tokens: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
         """Zero for every token."""
         return np.zeros(len(tokens))
 

@@ -85,13 +85,25 @@ def test_the_callers_model_goes_on_working_untouched() -> None:
     assert torch.equal(model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=12, do_sample=False), want)
 
 
-def test_hidden_states_of_the_scored_rows() -> None:
-    model = tiny_model()
-    with torch.inference_mode():
-        want = model(torch.tensor([[5, 6, 7, 8]]), output_hidden_states=True, use_cache=False).hidden_states
-    scores = CausalLM(model).score([Feed(Slot(), (5, 6, 7), Draft.chain((8,)), scored=2)], hidden_layers=(0, 2))
-    for layer in (0, 2):
-        assert torch.allclose(scores.hidden[layer], want[layer][0, 1:], atol=2e-5)
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_hidden_states_of_every_new_token(family: str) -> None:
+    model, layers = tiny_model(family), (0, 1, 2, 3)
+
+    def plain(*tokens: int) -> tuple[torch.Tensor, ...]:
+        with torch.inference_mode():
+            return model(torch.tensor([tokens]), output_hidden_states=True, use_cache=False).hidden_states  # type: ignore[no-any-return]
+
+    one, other = plain(5, 6, 7, 8), plain(9, 10, 11, 12)
+    hooks = [dict(module._forward_hooks) for module in model.modules()]
+    lm = CausalLM(model)
+    feeds = [Feed(Slot(), (5, 6, 7), Draft.chain((8,)), scored=2), Feed(Slot(), (9, 10, 11, 12), scored=0)]
+    scores = lm.score(feeds, layers)
+    assert scores.tokens == (0, 4)
+    for layer in layers:
+        assert torch.allclose(scores.hidden[layer], torch.cat([one[layer][0], other[layer][0]]), atol=2e-5)
+    assert set(lm.score(feeds, (3,)).hidden) == {3}
+    assert lm.score(feeds).hidden == {}
+    assert [dict(module._forward_hooks) for module in model.modules()] == hooks  # the owner's model is as it was
 
 
 def test_half_precision_linears_are_laid_out_anew_only_when_the_model_is_ours() -> None:
