@@ -23,8 +23,8 @@ from safetensors import safe_open
 
 from evaluators.errors import EvaluatorError
 from evaluators.methods import Limits
-from evaluators.prompts import Prompt, encode, find, load, spread
 from evaluators.playback import Played, Record, forward_seconds, record, replay
+from evaluators.prompts import Prompt, encode, find, load, spread
 from evaluators.report import say
 from metasd_langchain import Engine, Sampling, shared_engine
 from metasd_langchain.drafters import Drafter

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evaluators.errors import EvaluatorError
+from evaluators.prompts import Prompt
 from metasd_langchain.assemble import DEFAULT_ARMS
+from metasd_langchain.models.checkpoints import preset_folder
+from metasd_langchain.training.places import DOMAINS, FIVE_DOMAINS, OFA
+from metasd_langchain.training.split import held_out
 
-__all__ = ["POOLS", "arms_of"]
+__all__ = ["POOLS", "arms_of", "unseen"]
 
+_BUDGET = 5  # of a head; it stops sooner where it is not sure
 POOLS = ("auto", "training-free", "full")
 
 
@@ -27,5 +34,22 @@ def arms_of(pool: str, target: str) -> list[str]:
     return [*DEFAULT_ARMS, *heads]
 
 
+def unseen(prompts: Sequence[Prompt], arms: Sequence[str]) -> list[Prompt]:
+    """The prompts that no trained drafter of the pool may have seen: all, or the evaluation's two thirds.
+
+    Raises:
+        EvaluatorError: none is left.
+    """
+    if not any(":" in arm for arm in arms):
+        return list(prompts)
+    kept = [prompt for prompt in prompts if held_out(prompt.name)]
+    if not kept:
+        raise EvaluatorError("every prompt is in the training third")
+    return kept
+
+
 def _heads(target: str) -> list[str]:
-    return []
+    """Arms of the finished heads of the preset."""
+    folder = preset_folder(target, FIVE_DOMAINS)
+    done = [domain for domain in (*DOMAINS, OFA) if (folder / domain / "config.json").is_file()]
+    return [f"eagle:{FIVE_DOMAINS}/{domain}@{_BUDGET}" for domain in done]

@@ -20,7 +20,7 @@ import numpy as np
 from evaluators.arguments import add_common, add_prompts, at_least
 from evaluators.errors import EvaluatorError
 from evaluators.machine import machine
-from evaluators.pools import POOLS, arms_of
+from evaluators.pools import POOLS, arms_of, unseen
 from evaluators.prompts import encode, find, load, spread
 from evaluators.report import say
 from metasd_langchain import Engine, Request, Sampling, make_pool, shared_engine
@@ -77,9 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Play, write."""
     facts = machine(args.dtype)
-    chosen = spread(load(find(args.prompts, args.data)), _QUICK_PROMPTS if args.quick else args.limit, args.seed)
+    prompts = load(find(args.prompts, args.data))
     engine = shared_engine(args.model, dtype=args.dtype, device=args.device, progress=say)
     arms = args.arms.split(",") if args.arms else arms_of(args.pool, engine.target.name)
+    chosen = spread(unseen(prompts, arms), _QUICK_PROMPTS if args.quick else args.limit, args.seed)
     head = {"format": FORMAT, "machine": facts, "model": engine.target.name, "arms": arms}
     head |= {"temperature": args.temperature, "max_tokens": args.max_tokens, "prompts": len(chosen)}
     try:

@@ -32,7 +32,7 @@ from evaluators.curves import draw_stream
 from evaluators.figures import Cell, arm_table, throughput
 from evaluators.machine import machine
 from evaluators.methods import Limits, Ours
-from evaluators.pools import POOLS, arms_of
+from evaluators.pools import POOLS, arms_of, unseen
 from evaluators.prompts import Prompt, encode, find, load, spread
 from evaluators.report import number, say, table, write
 from metasd_langchain import Sampling, shared_engine
@@ -67,11 +67,12 @@ def run(args: argparse.Namespace) -> None:
     Sampling(args.temperature)
     if args.quick:
         args.repetitions, args.max_tokens = 1, min(args.max_tokens, _QUICK_TOKENS)
-    chosen = spread(load(find(args.prompts, args.data)), args.limit, args.seed)
+    prompts = load(find(args.prompts, args.data))
     say(f"loading {args.model}")
     engine = shared_engine(args.model, dtype=args.dtype, device=args.device, progress=say)
     facts["dtype"] = str(engine.target.lm.dtype).removeprefix("torch.")
     arms = arms_of(args.pool, engine.target.name)
+    chosen = spread(unseen(prompts, arms), args.limit, args.seed)
     how = {name: value for name, value in (("policy", args.policy), ("reward", args.reward)) if value}
     limits = Limits(args.max_tokens, args.temperature, 1.0, engine.target.stop_ids)
     methods = [
