@@ -13,6 +13,7 @@ from metasd_langchain._version import __version__
 if TYPE_CHECKING:
     from metasd_langchain.assemble import make_pool, shared_engine
     from metasd_langchain.bandits.memory import SqliteMemory
+    from metasd_langchain.chat import ChatMetaSD
     from metasd_langchain.engine.loop import Engine
     from metasd_langchain.engine.pool import Pool
     from metasd_langchain.errors import MetaSDError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Arm": "values",
+    "ChatMetaSD": "chat",
     "Draft": "values",
     "Engine": "engine.loop",
     "MetaSDError": "errors",
@@ -38,6 +40,7 @@ _HOMES = {
 
 __all__ = [
     "Arm",
+    "ChatMetaSD",
     "Draft",
     "Engine",
     "MetaSDError",

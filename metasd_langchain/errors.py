@@ -6,8 +6,10 @@
       ConfigError                 wrong set-up; raised before any weight is loaded
         UnknownName               a drafter, policy, reward or option that does not exist (lists what does)
         BadOption                 an option outside its range or of the wrong type
+          BadGrammar              a schema, expression or grammar that cannot be compiled; says why
         MissingExtra              an optional dependency is not installed (names the extra)
         CorpusError               texts to train on are missing, damaged or too few
+        BadTool                   a tool that cannot be offered, or two of one name
       LoadError                   a model could not be loaded
         UnsupportedModel          loaded, but its layers cannot be verified in one packed forward
         BadCheckpoint             a drafter's checkpoint is truncated, foreign or does not fit (names file and field)
@@ -16,10 +18,15 @@
       RequestError                wrong request; raised before any compute
         PromptTooLong             names the prompt's length and the limit
         UnsupportedParameter      a per-call option that does not exist
+        UnsupportedContent        a message with an image, sound or file; names the block's type
+        UnknownRole               a message of a role that no prompt has a place for
+        TemplateFailed            the chat template refuses the conversation
+        CapTooSmall               not even the shortest answer that a grammar allows fits; names both numbers
       EngineClosed                the engine was closed while the request was waiting or running
       Abandoned                   nobody will read the answer: another prompt of its batch failed
       DeadlineExceeded            the request's deadline passed; carries the partial text
       TargetError                 the target model's forward failed
+      ConstraintFailed            a grammar's parser gave up in the middle of an answer
       DrafterError                a drafter drafted nonsense; costs its draft, never reaches the caller
       BanditMemoryError           a stored bandit state cannot be read
       TrainingError               training cannot go on (disk full, another run's files); what was saved stays
@@ -35,9 +42,13 @@ __all__ = [
     "Abandoned",
     "BadCheckpoint",
     "BadDatastore",
+    "BadGrammar",
     "BadOption",
+    "BadTool",
     "BanditMemoryError",
+    "CapTooSmall",
     "ConfigError",
+    "ConstraintFailed",
     "CorpusError",
     "DeadlineExceeded",
     "DrafterError",
@@ -49,8 +60,11 @@ __all__ = [
     "PromptTooLong",
     "RequestError",
     "TargetError",
+    "TemplateFailed",
     "TrainingError",
     "UnknownName",
+    "UnknownRole",
+    "UnsupportedContent",
     "UnsupportedModel",
     "UnsupportedParameter",
 ]
@@ -104,6 +118,20 @@ class BadOption(ConfigError):
         super().__init__(f"{option}={value!r} is not valid: expected {expected}")
 
 
+class BadGrammar(BadOption):
+    """A JSON schema, regular expression or grammar that cannot be compiled.
+
+    Attributes:
+        option: what it was given as.
+        reason: what the compiler says.
+    """
+
+    def __init__(self, option: str, reason: str) -> None:
+        self.option, self.value, self.expected = option or "grammar", None, "what llguidance can compile"
+        self.reason = reason
+        ConfigError.__init__(self, f"{self.option} cannot be compiled: {reason}")
+
+
 class MissingExtra(ConfigError, ImportError):
     """An optional dependency is missing; names the extra that brings it."""
 
@@ -114,6 +142,18 @@ class MissingExtra(ConfigError, ImportError):
 
 class CorpusError(ConfigError):
     """Texts to train on are missing, damaged or too few."""
+
+
+class BadTool(ConfigError):
+    """A tool that cannot be offered.
+
+    Attributes:
+        tool: its name, or its type where it has none.
+    """
+
+    def __init__(self, tool: str, reason: str) -> None:
+        self.tool = tool
+        super().__init__(f"tool {tool!r} cannot be offered: {reason}")
 
 
 class LoadError(MetaSDError):
@@ -173,6 +213,61 @@ class UnsupportedParameter(RequestError, TypeError):
         super().__init__(f"unknown option {name!r}; there are: {', '.join(sorted(known))}")
 
 
+class UnsupportedContent(RequestError):
+    """A message holds something that a text model cannot read.
+
+    Attributes:
+        kind: the content block's type, e.g. "image_url".
+        role: of the message.
+    """
+
+    def __init__(self, kind: str, role: str) -> None:
+        self.kind, self.role = kind, role
+        super().__init__(
+            f"content block of type {kind!r} in a {role} message: the model reads text only",
+            hint="describe it in a text block, or leave it out",
+        )
+
+
+class UnknownRole(RequestError):
+    """A message of a role that no prompt has a place for."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        super().__init__(f"unknown role {role!r} of a message; there are: assistant, system, tool, user")
+
+
+class TemplateFailed(RequestError):
+    """The chat template refuses the conversation.
+
+    Attributes:
+        roles: of the messages, as the template was given them.
+    """
+
+    def __init__(self, reason: str, roles: Iterable[str]) -> None:
+        self.roles = tuple(roles)
+        super().__init__(
+            f"the chat template fails ({reason}) for messages of the roles {', '.join(self.roles)}",
+            hint="another chat_template=, or 'plain' for one that takes any conversation",
+        )
+
+
+class CapTooSmall(RequestError):
+    """Not even the shortest answer that the grammar allows fits.
+
+    Attributes:
+        shortest: tokens of the shortest answer that was found.
+        cap: tokens that an answer may have here.
+    """
+
+    def __init__(self, shortest: int, cap: int) -> None:
+        self.shortest, self.cap = shortest, cap
+        super().__init__(
+            f"the shortest answer that the grammar allows has {shortest} tokens, and {cap} may be generated",
+            hint="raise max_tokens or shorten the prompt; an answer is never cut where it would be invalid",
+        )
+
+
 class EngineClosed(MetaSDError, RuntimeError):
     """The engine was closed before the answer was complete."""
 
@@ -197,6 +292,18 @@ class DeadlineExceeded(MetaSDError, TimeoutError):
 
 class TargetError(MetaSDError, RuntimeError):
     """The target model's forward failed; the cause is chained."""
+
+
+class ConstraintFailed(MetaSDError, RuntimeError):
+    """A grammar's parser gave up in the middle of an answer: its limits were reached, or no token was legal.
+
+    Attributes:
+        reason: what the parser says, without any text.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the answer cannot go on under its grammar: {reason}")
 
 
 class DrafterError(MetaSDError, RuntimeError):

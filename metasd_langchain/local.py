@@ -7,14 +7,16 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr
 
 from metasd_langchain.assemble import DEFAULT_ARMS, close_engine, make_pool, shared_engine
 from metasd_langchain.bandits.shelf import save_all
+from metasd_langchain.constraints.compiled import check, compiled
 from metasd_langchain.errors import BadOption, LoadError, MissingExtra, RequestError, UnsupportedParameter
 from metasd_langchain.identity import Same, name_of
 from metasd_langchain.options import ALIASES, GROUPS, Options, named_options, stop_strings
@@ -24,21 +26,42 @@ from metasd_langchain.telemetry.otel import CallSpan
 from metasd_langchain.values import PLAIN, Request, Sampling, Shaping, Step
 
 if TYPE_CHECKING:
+    from metasd_langchain.constraints import Grammar
     from metasd_langchain.engine.loop import Engine
     from metasd_langchain.engine.pool import Pool
     from metasd_langchain.engine.ticket import Steps
 
-__all__ = ["LocalModel"]
+__all__ = ["Asked", "LocalModel"]
 
 _EMBEDDED = "gemma-3-270m"
+_EMBEDDED_WINDOW = 32768
 _LANGCHAINS_OWN = ("tags", "metadata", "run_name", "run_id")
 _NO_IDENTITY = ("max_retries", "api_key", "hf_token", "base_url", "settings", "capture_content")
 _PREFIX_TOKENS = 32  # of a prompt, to tell one unnamed pipeline step from another
 _WARMUP_TOKENS = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call asks the engine; made when the engine is at hand, since ids are its tokenizer's.
+
+    Args:
+        ids: the prompt.
+        text: the prompt for spans that keep content.
+        stop: strings that end an answer to this kind of prompt, beside the caller's.
+        grammar: what the answer may be.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    stop: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+
+
 class LocalModel(Options):
     """Options with a running model behind them; copies share it. Constructing loads nothing."""
+
+    _operation: ClassVar[str] = "text_completion"  # OpenTelemetry's name of what a call is
 
     engine: Any = Field(default=None, exclude=True)
     """A running engine to use instead of loading ``model``."""
@@ -56,7 +79,7 @@ class LocalModel(Options):
 
     # -- for users ----------------------------------------------------------------------------------------------------
 
-    def steps(self, prompt: str, *, stop: list[str] | None = None, **options: Any) -> Iterator[Step]:
+    def steps(self, prompt: Any, *, stop: list[str] | None = None, **options: Any) -> Steps:
         """The engine's view of one call: token ids, the arm that played, who guessed which piece of text.
 
         Args:
@@ -124,6 +147,17 @@ class LocalModel(Options):
         path = Path(model)
         return str(path.resolve()) if path.exists() else str(model)
 
+    def _known_window(self) -> int | None:
+        """Most tokens of prompt and answer, as far as that is known without loading the model."""
+        if self.engine is not None:
+            window = self.engine.target.lm.window
+        elif isinstance(self._named_model, tuple):
+            window = _window_of(getattr(self._named_model[0], "config", None))
+        else:
+            window = _window_on_disk(str(self._named_model))
+        sizes = [size for size in (window, self.max_model_len) if size is not None]
+        return min(sizes, default=None)
+
     def _identity(self) -> dict[str, Any]:
         """Everything that changes an answer or says how it was made; JSON-able."""
         named = {name: getattr(self, name) for name in Options.model_fields if name not in _NO_IDENTITY}
@@ -148,6 +182,9 @@ class LocalModel(Options):
     def _check(self) -> None:
         """Raise for wrong options. Loads nothing."""
         self.check_options()
+        grammar = self.wanted_grammar()
+        if grammar is not None:
+            check(grammar)
         if self._runtime is None:
             self._runtime = Runtime()
         self._pool()
@@ -261,26 +298,34 @@ class LocalModel(Options):
         defaults = engine.target.defaults if engine is not None else {}
         return self.sampling_values(defaults), self.shaping_values(defaults)
 
+    def _check_prompt(self, prompt: Any) -> None:
+        """Raise for what can be no prompt, before any weight is loaded."""
+        _check_text(prompt)
+
+    def _asked(self, engine: Engine, prompt: Any) -> Asked:
+        """Ids of a prompt and what the answer may be."""
+        return Asked(tuple(engine.target.encode(prompt)), prompt, grammar=self.wanted_grammar())
+
     def _request(
-        self, engine: Engine, prompt: str, stop: Sequence[str] | None, run_manager: Any, completion: int
+        self, engine: Engine, asked: Asked, stop: Sequence[str] | None, run_manager: Any, completion: int
     ) -> Request:
-        ids = tuple(engine.target.encode(prompt))
         sampling, shaping = self._chosen(engine)
         window = engine.target.lm.window
         request = Request(
-            prompt=ids,
+            prompt=asked.ids,
             sampling=sampling,
             max_tokens=window if self.max_tokens is None else self.max_tokens,
             stop_ids=engine.target.stop_ids | frozenset(self.stop_token_ids or ()),
-            stop=stop_strings(stop or self.stop),
+            stop=(*stop_strings(stop or self.stop), *asked.stop),
             verify=self.verify,
-            step=self.memory_key or _step_of(run_manager, self._run_name, ids),
+            step=self.memory_key or _step_of(run_manager, self._run_name, asked.ids),
             scope=_escaped(self.scope) if self.scope else self._shared.scope,
             deadline_s=self.timeout,
             shaping=shaping,
             completion=completion,
             logprobs=self.wanted_logprobs,
             limit=self.max_model_len,
+            constraint=None if asked.grammar is None else compiled(asked.grammar, engine.target),
         )
         engine.check(request)
         self._bind(engine)
@@ -289,7 +334,7 @@ class LocalModel(Options):
     def _span(self, run_manager: Any, stream: bool, completion: int = 0, told: bool = True) -> CallSpan:
         pool = self._pool()
         return CallSpan.start(
-            operation="text_completion",
+            operation=self._operation,
             model=self._model_name,
             sampling=self.sampling_values({}),
             max_tokens=self.max_tokens,
@@ -324,7 +369,7 @@ class LocalModel(Options):
 
     def _start(
         self,
-        prompt: str,
+        prompt: Any,
         stop: Sequence[str] | None,
         run_manager: Any,
         stream: bool,
@@ -333,19 +378,18 @@ class LocalModel(Options):
     ) -> Steps:
         span = self._span(run_manager, stream, completion, told)
         try:
-            _check_prompt(prompt)
-            engine = self._load()
-            request = self._request(engine, prompt, stop, run_manager, completion)
+            self._check_prompt(prompt)
+            engine, asked, request = self._prepared(prompt, stop, run_manager, completion)
         except BaseException as error:
             span.end(None, error=error)
             recorder.refused(lambda: self._about(run_manager, stream), error)
             raise
-        observers = recorder.watch(lambda: self._about(run_manager, stream, prompt, engine))
-        return run(engine, request, self._pool(), span, prompt, observers)
+        observers = recorder.watch(lambda: self._about(run_manager, stream, asked.text, engine))
+        return run(engine, request, self._pool(), span, asked.text, observers)
 
     async def _start_async(
         self,
-        prompt: str,
+        prompt: Any,
         stop: Sequence[str] | None,
         run_manager: Any,
         stream: bool,
@@ -354,21 +398,27 @@ class LocalModel(Options):
     ) -> AsyncGenerator[Step, None]:
         span = self._span(run_manager, stream, completion, told)
         try:
-            _check_prompt(prompt)
+            self._check_prompt(prompt)
             # Weights may have to be loaded, and a long prompt takes milliseconds to encode: off the event loop.
-            engine = await asyncio.to_thread(self._load)
-            request = await asyncio.to_thread(self._request, engine, prompt, stop, run_manager, completion)
+            engine, asked, request = await asyncio.to_thread(self._prepared, prompt, stop, run_manager, completion)
         except BaseException as error:
             span.end(None, error=error)
             recorder.refused(lambda: self._about(run_manager, stream), error)
             raise
-        observers = recorder.watch(lambda: self._about(run_manager, stream, prompt, engine))
-        steps = run_async(engine, request, self._pool(), span, prompt, observers)
+        observers = recorder.watch(lambda: self._about(run_manager, stream, asked.text, engine))
+        steps = run_async(engine, request, self._pool(), span, asked.text, observers)
         try:
             async for step in steps:
                 yield step
         finally:
             await steps.aclose()
+
+    def _prepared(
+        self, prompt: Any, stop: Sequence[str] | None, run_manager: Any, completion: int
+    ) -> tuple[Engine, Asked, Request]:
+        engine = self._load()
+        asked = self._asked(engine, prompt)
+        return engine, asked, self._request(engine, asked, stop, run_manager, completion)
 
     def _logprobs(self, steps: Iterable[Step]) -> dict[str, Any] | None:
         """Log-probabilities of an answer in OpenAI's shape, with the id of each token beside its text."""
@@ -405,6 +455,30 @@ class LocalModel(Options):
         )
 
 
+def _window_of(config: Any) -> int | None:
+    """A config's window: of the text part, where it has several."""
+    said = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+    inner = said.get("text_config")
+    if inner is not None:
+        return _window_of(inner)
+    window = said.get("max_position_embeddings", said.get("n_positions"))
+    return window if isinstance(window, int) else None
+
+
+def _window_on_disk(model: str) -> int | None:
+    """The window that a folder's config.json names, be it a folder of the hub's cache."""
+    if model == _EMBEDDED:
+        return _EMBEDDED_WINDOW
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface", "hub"))
+    cached = hub.expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"
+    for file in (Path(model) / "config.json", *sorted(cached.glob("*/config.json"))):
+        try:
+            return _window_of(json.loads(file.read_text("utf-8")))
+        except (OSError, ValueError, AttributeError):
+            continue
+    return None
+
+
 def _escaped(scope: str) -> str:
     """A scope without "/", which parts it from the step in the bandit's keys: "a" with "b/c" is not "a/b" with "c"."""
     return scope.replace("%", "%25").replace("/", "%2F")
@@ -423,8 +497,7 @@ def _arm_name(spec: Any) -> str:
     return spec if isinstance(spec, str) else str(getattr(spec, "name", type(spec).__name__))
 
 
-def _check_prompt(prompt: object) -> None:
-    """Raise for what can be no prompt, before any weight is loaded."""
+def _check_text(prompt: object) -> None:
     if not isinstance(prompt, str) or not prompt:
         raise RequestError("the prompt is empty or no string", hint="a prompt has at least one character")
     try:

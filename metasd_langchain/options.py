@@ -9,8 +9,9 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, SecretStr, TypeAdapter
 
+from metasd_langchain.constraints import Grammar, choice, json_schema, lark, regex
 from metasd_langchain.errors import BadOption, UnsupportedParameter
 from metasd_langchain.values import Sampling, Shaping, VerifyMode
 
@@ -59,6 +60,7 @@ _TOKENS = ("token", "use_auth_token")  # of from_pretrained
 _MOST_LOGPROBS = 1000
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu)(:\d+)?")
+_CONSTRAINTS = ("response_format", "regex", "choices", "grammar")
 _SETTINGS = ("drafters", "policy", "reward", "memory")
 
 
@@ -154,6 +156,16 @@ class Options(BaseModel):
     likely tokens beside it too."""
     top_logprobs: int | None = None
     """How many of the most likely tokens, where ``logprobs`` is True."""
+    response_format: Any = None
+    """What the answer may be, as OpenAI writes it: ``{"type": "json_object"}``, ``{"type": "json_schema",
+    "json_schema": {"name": ..., "schema": ...}}`` or ``{"type": "text"}``; or a JSON schema itself, a pydantic class, a
+    TypedDict or a dataclass. Answers are valid JSON that is complete within ``max_tokens``."""
+    regex: str | None = None
+    """The answer matches this regular expression as a whole (Rust's syntax)."""
+    choices: list[str] | None = None
+    """The answer is one of these strings."""
+    grammar: str | None = None
+    """The answer is a ``start`` of this grammar: text in llguidance's Lark dialect, or a `Grammar`."""
     timeout: float | None = None
     """Seconds after which a call fails with DeadlineExceeded, which carries the text so far."""
     verify: VerifyMode = "invariant"
@@ -199,6 +211,7 @@ class Options(BaseModel):
             _whole("stop_token_ids", token, 0)
         stop_strings(self.stop)
         self.wanted_logprobs  # noqa: B018 - raises
+        self.wanted_grammar()
 
     def _check_types(self) -> None:
         for option in ("scope", "memory_key", "revision"):
@@ -234,6 +247,28 @@ class Options(BaseModel):
         if self.logprobs is None or self.logprobs is False:
             return None
         return (self.top_logprobs or 0) if self.logprobs is True else self.logprobs
+
+    def wanted_grammar(self) -> Grammar | None:
+        """What the answer may be; None: anything.
+
+        Raises:
+            BadOption: more than one of the four options, or one of the wrong type.
+        """
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise BadOption(given[1], getattr(self, given[1]), f"nothing beside {given[0]}, which is given too")
+        if not given:
+            return None
+        if given[0] == "grammar":
+            return lark(self.grammar or "")
+        if given[0] == "response_format":
+            schema = _format_schema(self.response_format)
+            return None if schema is None else json_schema(schema)
+        return regex(self.regex or "") if given[0] == "regex" else choice(self.choices or ())
+
+    def wanted_schema(self) -> Mapping[str, Any] | None:
+        """The JSON schema that ``response_format`` asks for; None: it asks for none."""
+        return None if self.response_format is None else _format_schema(self.response_format)
 
     def sampling_values(self, defaults: Mapping[str, Any]) -> Sampling:
         """How tokens are drawn.
@@ -289,9 +324,7 @@ def named_options(options: Mapping[str, Any], known: Iterable[str], temperature:
             raise BadOption(ours, value, "a number")
         if ours in named and named[ours] is not value and named[ours] != value:
             raise BadOption(name, value, f"one value; {ours} is given too")
-        if ours == "logit_bias" and isinstance(value, Mapping):
-            value = {_token(token): bias for token, bias in value.items()}  # noqa: PLW2901
-        named[ours] = value
+        named[ours] = _plain(ours, value)
     if "do_sample" in named:  # transformers' switch: a temperature of 0 says the same
         if not named.pop("do_sample"):
             named["temperature"] = 0.0
@@ -300,6 +333,15 @@ def named_options(options: Mapping[str, Any], known: Iterable[str], temperature:
     if isinstance(named.get("stop"), str):
         named["stop"] = [named["stop"]]
     return _without_secrets(named)
+
+
+def _plain(option: str, value: Any) -> Any:
+    """A value as plain JSON, which can be stored, compared and sent."""
+    if option == "logit_bias" and isinstance(value, Mapping):
+        return {_token(token): bias for token, bias in value.items()}
+    if option == "response_format" and value is not None and not isinstance(value, Mapping):
+        return _schema_of(value)
+    return value.lark if isinstance(value, Grammar) else value
 
 
 def _without_secrets(named: dict[str, Any]) -> dict[str, Any]:
@@ -333,6 +375,36 @@ def stop_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
     if any(not isinstance(string, str) for string in stop or ()):
         raise BadOption("stop", stop, "a list of strings")
     return tuple(string for string in stop or () if string)
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    """A class as OpenAI writes a response format."""
+    if not isinstance(kind, type):
+        raise BadOption("response_format", type(kind).__name__, "a mapping or a class")
+    own = getattr(kind, "model_json_schema", None) or getattr(kind, "schema", None)  # pydantic 2, pydantic 1
+    try:
+        schema = own() if own is not None else TypeAdapter(kind).json_schema()
+    except (PydanticUserError, TypeError, ValueError) as cause:
+        raise BadOption("response_format", kind.__name__, "a pydantic class, a TypedDict or a dataclass") from cause
+    return {"type": "json_schema", "json_schema": {"name": kind.__name__, "schema": schema}}
+
+
+def _format_schema(given: Any) -> Mapping[str, Any] | None:
+    """The JSON schema of a response format; None for text."""
+    if not isinstance(given, Mapping):
+        given = _schema_of(given)
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        return dict(given)
+    inner = given.get("json_schema")
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("schema"), Mapping):
+        raise BadOption("response_format", sorted(given), "a mapping with json_schema: {name, schema}")
+    schema: Mapping[str, Any] = inner["schema"]
+    return schema
 
 
 def _is_number(value: object) -> bool:

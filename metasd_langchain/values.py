@@ -16,6 +16,8 @@ from metasd_langchain.errors import BadOption
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from metasd_langchain.constraints import Constraint
+
 __all__ = [
     "EMPTY_DRAFT",
     "PLAIN",
@@ -86,13 +88,34 @@ class Draft:
         if len(self.tokens) <= nodes and (len(self.tokens) <= depth or max(self.depths, default=0) <= depth):
             return self
         kept: list[int] = []
-        index: dict[int, int] = {-1: -1}
+        known = {-1}
         for node, (parent, level) in enumerate(zip(self.parents, self.depths, strict=True)):
-            if len(kept) < nodes and level <= depth and parent in index:
-                index[node] = len(kept)
+            if len(kept) < nodes and level <= depth and parent in known:
+                known.add(node)
                 kept.append(node)
-        q = None if self.q is None else self.q[kept]
-        return Draft(tuple(self.tokens[i] for i in kept), tuple(index[self.parents[i]] for i in kept), q)
+        return self.only(kept)
+
+    def only(self, nodes: Sequence[int]) -> Draft:
+        """The draft with these nodes, in their order; each of them with the node it hangs on."""
+        if len(nodes) == len(self.tokens):
+            return self
+        index = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+        q = None if self.q is None else self.q[list(nodes)]
+        return Draft(tuple(self.tokens[i] for i in nodes), tuple(index[self.parents[i]] for i in nodes), q)
+
+    def behind(self, tokens: Sequence[int]) -> Draft:
+        """The draft hung on the end of a chain of other tokens, which become its first nodes."""
+        if not tokens:
+            return self
+        trunk = len(tokens)
+        q = self.q
+        if q is not None:
+            joined = q.new_zeros((trunk + q.shape[0], q.shape[1]))
+            joined[trunk:] = q
+            joined[range(trunk), list(tokens)] = 1.0
+            q = joined
+        parents = (*range(-1, trunk - 1), *(parent + trunk for parent in self.parents))
+        return Draft((*tokens, *self.tokens), parents, q)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -297,6 +320,7 @@ class Request:
         completion: which of several answers to one prompt; each has randomness of its own under the same seed.
         logprobs: None, or how many of the most likely tokens are reported beside each committed token.
         limit: most tokens of prompt and answer together; None, or more than the model's window: the window.
+        constraint: what the answer may be; None: anything.
     """
 
     prompt: tuple[int, ...]
@@ -312,6 +336,7 @@ class Request:
     completion: int = 0
     logprobs: int | None = None
     limit: int | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +376,7 @@ class RoundRecord:
         draft_s, score_s, total_s: seconds for drafting, for the target's forward and for the whole round.
         bonus: whether the target's token came on top of a path that was accepted to its end; False: it corrected a
             draft, there was none, or the answer ended with an accepted token.
+        forced: tokens committed because a grammar left no choice; neither drafted nor accepted.
     """
 
     arm: str
@@ -361,6 +387,7 @@ class RoundRecord:
     score_s: float
     total_s: float
     bonus: bool = False
+    forced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +455,7 @@ class Step:
         pieces: text that became final with it. Joined over all steps it is the answer. May lag behind the tokens, so a
             piece can stem from an earlier round than its step.
         arm: arm that played the round.
-        accepted: how many of the tokens, from the front, were drafted.
+        accepted: how many of the tokens, from the front, were drafted; those a grammar forced among them.
         summary: set on the last step only.
         logprobs: one a token, when the request asked for them.
         record: the round in numbers; None where there was no round.

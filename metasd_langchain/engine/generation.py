@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metasd_langchain.engine.draws import Draws
+from metasd_langchain.engine.guide import Guide
 from metasd_langchain.engine.halt import Halt, Taken
 from metasd_langchain.engine.pool import Pool
 from metasd_langchain.engine.sampling import Shape, TargetRows
@@ -88,7 +89,10 @@ class Generation:
         self._sessions = Sessions(request, pool, target.lm.vocab_size, self.slot)
         stream = TextStream(detokenizer.decode, detokenizer.byte_ids, request.stop)
         window = target.lm.window if request.limit is None else min(request.limit, target.lm.window)
-        self._halt = Halt(stream, request.stop_ids, min(request.max_tokens, window - len(request.prompt)))
+        cap = min(request.max_tokens, window - len(request.prompt))
+        self._guide = _guide(request, cap, target, forces=bool(pool.drafters))
+        self._forced = 0  # nodes, at the draft's beginning, that the grammar leaves no choice about
+        self._halt = Halt(stream, request.stop_ids, cap, self._guide.ended if self._guide else None)
         shaping = request.shaping
         self._shaper = Shaper(shaping, len(request.prompt), request.stop_ids) if shaping.active else None
         self._started = started
@@ -128,9 +132,21 @@ class Generation:
 
     def _draft(self, batch: int) -> Draft:
         self._choice = None
+        self._forced = 0
         room = self._halt.left - 1  # the target adds a token of its own to whatever is accepted
         if room <= 0:
             return EMPTY_DRAFT
+        if self._guide is None:
+            return self._proposed(batch, (), room)
+        answer = self.tokens[len(self.request.prompt) :]
+        forced = self._guide.forced(answer, room)
+        self._forced = len(forced)
+        draft = self._proposed(batch, forced, room - len(forced)) if room > len(forced) else EMPTY_DRAFT
+        drawn = self.request.verify == "rejection" and draft.q is not None
+        return self._guide.hung(answer, forced, draft, prune=not drawn)
+
+    def _proposed(self, batch: int, forced: tuple[int, ...], room: int) -> Draft:
+        """What the arm that is chosen for this round drafts behind forced tokens."""
         hints, benched, arms = self._sessions.hints(), self._sessions.benched, self._pool.selector.arms
         self._choice = self._seat.choose(
             {arm.name: hints.get(arm.drafter, math.nan) for arm in arms if arm.budget},
@@ -141,7 +157,8 @@ class Generation:
         arm = next((arm for arm in arms if arm.name == chosen and arm.budget), None)
         if arm is None:
             return EMPTY_DRAFT
-        return self._sessions.propose(arm.drafter, self.tokens, min(arm.budget, room), self._draws)
+        tokens = [*self.tokens, *forced] if forced else self.tokens
+        return self._sessions.propose(arm.drafter, tokens, min(arm.budget, room), self._draws)
 
     # -- settle: verify, halt, keep, observe, learn -----------------------------------------------------------------
 
@@ -167,7 +184,12 @@ class Generation:
         start = forward.scores.starts[place]
         logits = forward.scores.logits[start : start + feed.rows]
         rows = TargetRows(
-            logits, self.request.sampling, self._pool.candidates, feed.scored - 1, self._shape(feed.draft)
+            logits,
+            self.request.sampling,
+            self._pool.candidates,
+            feed.scored - 1,
+            self._shape(feed.draft),
+            self._guide.masks(self.tokens[len(self.request.prompt) :], feed.draft) if self._guide else None,
         )
         verdict = VERIFIERS[self.request.verify](feed.draft, rows, self._draws, self.position, self._halt.push)
         taken = self._halt.collect()
@@ -232,18 +254,25 @@ class Generation:
     def _learn(self, feed: Feed, forward: Forward, verdict: Verdict, agreed: tuple[float, ...]) -> None:
         if self._choice is None:
             return
+        forced = self._accepted_forced(verdict)
+        drafted = len(feed.draft) - self._forced
+        if drafted and forced < self._forced:
+            return  # the draft hung on a token that did not come: nothing was learned about the arm
         reading = len(feed.pending) > 1  # a prompt's forward says nothing about the cost of a round
         self._seat.learn(
             self._choice,
-            drafted=len(feed.draft),
-            accepted=len(verdict.path),
-            committed=len(verdict.tokens),
-            agreement=agreed,
+            drafted=drafted,
+            accepted=len(verdict.path) - forced,
+            committed=len(verdict.tokens) - forced,
+            agreement=agreed[self._forced :],
             draft_s=self._draft_s,
             score_s=None if reading else forward.seconds,
             width=1 + len(feed.draft) if reading else forward.width,
             batch=forward.batch,
         )
+
+    def _accepted_forced(self, verdict: Verdict) -> int:
+        return sum(1 for node in verdict.path if node < self._forced)
 
     def _tell(self, feed: Feed, forward: Forward, rows: TargetRows, verdict: Verdict, taken: Taken) -> Step:
         likely: tuple[TokenLogprob, ...] = ()
@@ -251,8 +280,9 @@ class Generation:
             before = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
             likely = tuple(rows.logprobs(before, list(verdict.tokens), self.request.logprobs))
         now = time.perf_counter()
-        accepted = len(verdict.path)
-        arm = self._choice.arm if self._choice is not None and len(feed.draft) else PLAIN
+        forced = self._accepted_forced(verdict)
+        drafted, accepted = len(feed.draft) - self._forced, len(verdict.path)
+        arm = self._choice.arm if self._choice is not None and drafted else PLAIN
         if not self._records:
             self._first_token_s = now - self._started
         total = now - self._round_started
@@ -260,7 +290,15 @@ class Generation:
         bonus = bool(feed.draft) and len(verdict.tokens) > accepted and last not in feed.draft.parents
         self._records.append(
             RoundRecord(
-                arm, len(feed.draft), accepted, len(verdict.tokens), self._draft_s, forward.seconds, total, bonus
+                arm,
+                drafted,
+                accepted - forced,
+                len(verdict.tokens),
+                self._draft_s,
+                forward.seconds,
+                total,
+                bonus,
+                forced,
             )
         )
         summary = None if taken.finish is None else self._summary(taken.finish)
@@ -306,3 +344,9 @@ class Generation:
     def values(self) -> Mapping[str, float]:
         """The policy's value of each arm, in the reward's units."""
         return self._seat.values()
+
+
+def _guide(request: Request, cap: int, target: Target, *, forces: bool) -> Guide | None:
+    if request.constraint is None:
+        return None
+    return Guide(request.constraint.open(request.stop_ids, cap), target.lm.vocab_size, forces=forces)

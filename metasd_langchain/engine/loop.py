@@ -28,7 +28,7 @@ from metasd_langchain.engine.pool import Pool
 from metasd_langchain.engine.text import Detokenizer
 from metasd_langchain.engine.ticket import Failure, Sink, Steps, Ticket
 from metasd_langchain.engine.verify import VERIFIERS
-from metasd_langchain.errors import BadOption, EngineClosed, PromptTooLong, TargetError
+from metasd_langchain.errors import BadOption, CapTooSmall, EngineClosed, PromptTooLong, TargetError
 from metasd_langchain.events import CallEnded, CallStarted, Event, Observer, RoundPlayed
 from metasd_langchain.models.lm import Feed
 from metasd_langchain.models.load import Target
@@ -77,7 +77,7 @@ class Engine:
             observers: told of this request alone, beside the engine's own.
 
         Raises:
-            PromptTooLong, BadOption: before anything is queued.
+            PromptTooLong, CapTooSmall, BadOption: before anything is queued.
             LoadError: a drafter of the pool does not fit the target.
             EngineClosed: after `close`.
         """
@@ -106,6 +106,10 @@ class Engine:
             raise BadOption("stop_token_ids", sorted(request.stop_ids), f"token ids below {vocab}")
         if any(token >= vocab for token, _ in request.shaping.logit_bias):
             raise BadOption("logit_bias", max(request.shaping.logit_bias)[0], f"token ids below {vocab}")
+        shortest = None if request.constraint is None else request.constraint.shortest()
+        cap = min(request.max_tokens, limit - len(request.prompt))
+        if shortest is not None and shortest > cap:
+            raise CapTooSmall(shortest, cap)
 
     def generate(
         self, request: Request, pool: Pool, watch: Sink | None = None, observers: Sequence[Observer] = ()

@@ -10,6 +10,9 @@ token of an answer's position is an exact draw from it that depends on the posit
 
 When a filter leaves a finite set, the whole set is the head. Equal logits (common in bfloat16) are ordered by token
 id, so neither batch width nor kernel decides a draw.
+
+Under a grammar a row chooses among its legal tokens: all others have no mass, and the rest is as above. Where penalties
+or a user's processors forbid every legal token, the grammar wins and the token is chosen from the model's own logits.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from metasd_langchain.constraints.legal import FEW
 from metasd_langchain.engine.draws import Draws
+from metasd_langchain.engine.guide import RowMasks
 from metasd_langchain.engine.heads import HEAD, Head, best, blocks_of, find_heads, scaled
 from metasd_langchain.errors import TargetError
 from metasd_langchain.values import Sampling, TokenLogprob
@@ -41,6 +46,7 @@ class TargetRows:
         origin: row of `logits` that follows the last committed token; rows are numbered from it. Rows before it (of the
             prompt) only report candidates.
         shape: applied to a row's logits before a token is chosen from it: once, and only to rows that are reached.
+        masks: which tokens a row may choose from; None: all. Comes last.
     """
 
     def __init__(
@@ -50,9 +56,11 @@ class TargetRows:
         candidates: int = 0,
         origin: int = 0,
         shape: Shape | None = None,
+        masks: RowMasks | None = None,
     ) -> None:
         self._logits = logits[origin:]
         self._shape = shape
+        self._masks = masks
         self._shaped: dict[int, Tensor] = {}
         self._origin = origin
         self._sampling = sampling
@@ -71,11 +79,22 @@ class TargetRows:
 
     def token(self, row: int, position: int, draws: Draws) -> int:
         """The target's token after a row, at a position of the answer."""
-        if self._sampling.greedy and self._shape is not None:
-            with torch.inference_mode():
-                return int(best(self._chosen_from([row]), 1)[1])
-        if self._sampling.greedy and self.candidates is not None:
-            return int(self.candidates[self._origin + row, 0])
+        return self._fitting(row, lambda: self._drawn(row, position, draws))
+
+    def _fitting(self, row: int, draw: Callable[[], int]) -> int:
+        """A row's token; drawn anew as long as it leaves a grammar too little room for the answer's end."""
+        token = draw()
+        while self._masks is not None and self._masks.refuses(row, token):
+            self._heads.pop(row, None)
+            token = draw()
+        return token
+
+    def _drawn(self, row: int, position: int, draws: Draws) -> int:
+        few = self._few(row)
+        if few is not None and len(few) == 1 and self._shape is None:
+            return int(few[0])
+        if self._sampling.greedy:
+            return self._greedy(row, few)
         head = self._head(row)
         if head.mass < 1.0 and draws.uniform(position, Draws.SPLIT) >= head.mass:
             token = self._tail(row, head, draws.uniform(position, Draws.TAIL))
@@ -83,19 +102,39 @@ class TargetRows:
                 return token
         return int(head.ids[int(np.argmax(head.logits + draws.gumbel(position, head.ids)))])
 
-    def probability(self, row: int, token: int) -> float:
-        """p(token) of a row under the temperature alone (1 when greedy): ``1 - TV`` against a point mass."""
+    def _greedy(self, row: int, few: NDArray[np.int64] | None) -> int:
+        if self._shape is None and self.candidates is not None:
+            token = int(self.candidates[self._origin + row, 0])
+            if self._masks is None or token in self._masks.legal(row):
+                return token
         with torch.inference_mode():
-            z = scaled(self._logits[row : row + 1], self._temperature)[0]
+            if few is None:
+                return int(best(self._chosen_from([row]), 1)[1])
+            return int(few[int(best(self._picked(row, few), 1)[1])])
+
+    def probability(self, row: int, token: int) -> float:
+        """p(token) of a row under the temperature alone (1 when greedy): ``1 - TV`` against a point mass.
+
+        Under a grammar, among the legal tokens: a node that it leaves no choice about is certain.
+        """
+        with torch.inference_mode():
+            z = scaled(self._legal_logits(row)[None], self._temperature)[0]
             return float((z[token] - z.logsumexp(-1)).exp())
 
     def dense(self, row: int) -> Tensor:
-        """The whole processed distribution of a row: float64 ``[vocab]``, sums to 1. Slow at a large vocabulary."""
+        """The whole processed distribution of a row: float64 ``[vocab]``, sums to 1. Slow at a large vocabulary.
+
+        Where a grammar has to come to its end, only the `FEW` most likely tokens are tried for whether they leave room.
+        """
         with torch.inference_mode():
             if self._sampling.greedy:
                 result = torch.zeros(self._logits.shape[1], dtype=torch.float64)
-                result[int(best(self._chosen_from([row]), 1)[1])] = 1.0
+                result[self._fitting(row, lambda: self._greedy(row, self._few(row)))] = 1.0
                 return result
+            if self._masks is not None and self._masks.tight(row):
+                likely = best(self._masked_logits(row)[None], FEW)[1][0].tolist()
+                self._masks.keep_fitting(row, likely)
+                self._heads.pop(row, None)
             head = self._head(row)
             if head.mass < 1.0:
                 return (self._chosen_from([row])[0].cpu().double() / self._temperature).softmax(-1)
@@ -107,7 +146,7 @@ class TargetRows:
     def soft(self, row: int) -> Tensor:
         """Softmax of a row at the temperature (1 when greedy), before filters: what drafters are compared with."""
         with torch.inference_mode():
-            return (self._logits[row].cpu().double() / self._temperature).softmax(-1)
+            return (self._legal_logits(row).cpu().double() / self._temperature).softmax(-1)
 
     def logprobs(self, rows: list[int], tokens: list[int], top: int) -> list[TokenLogprob]:
         """Log-probabilities of tokens after rows, in the target's own distribution (see TokenLogprob)."""
@@ -124,7 +163,7 @@ class TargetRows:
 
     def prepare(self, rows: list[int]) -> None:
         """Compute several rows at once, as far as that can be done ahead; the draw then works on the host."""
-        if self._shape is None and not self._sampling.greedy:
+        if self._shape is None and self._masks is None and not self._sampling.greedy:
             self._find(rows)
 
     def _find(self, rows: list[int]) -> None:
@@ -132,19 +171,59 @@ class TargetRows:
         if not missing:
             return
         with torch.inference_mode():
+            few = self._few(missing[0]) if self._masks is not None else None  # then they come one by one
+            if few is not None:
+                self._heads[missing[0]] = self._small_head(missing[0], few)
+                return
             heads = find_heads(self._chosen_from(missing), self._sampling, self._temperature)
         self._heads.update(zip(missing, heads, strict=True))
 
+    def _small_head(self, row: int, few: NDArray[np.int64]) -> Head:
+        """The head of a row with few legal tokens, of which it is nearly always all."""
+        head = find_heads(self._picked(row, few), self._sampling, self._temperature)[0]
+        return Head(few[head.ids], head.logits, 1.0 if len(head.ids) == len(few) else head.mass)
+
+    def _few(self, row: int) -> NDArray[np.int64] | None:
+        """A row's legal tokens where a grammar leaves only few."""
+        return None if self._masks is None else self._masks.legal(row).few
+
+    def _picked(self, row: int, few: NDArray[np.int64]) -> Tensor:
+        """Logits of a row's few legal tokens, ``[1, len(few)]``."""
+        ids = torch.from_numpy(few)
+        picked = self._shaped_logits(row)[ids.to(self._logits.device)]
+        if self._shape is not None and bool((picked == -torch.inf).all()):
+            picked = self._logits[row][ids.to(self._logits.device)]
+        return picked[None]
+
     def _chosen_from(self, rows: list[int]) -> Tensor:
         """Logits that rows' tokens are chosen from, ``[len(rows), vocab]``."""
-        if self._shape is None:
+        if self._shape is None and self._masks is None:
             return self._logits[rows]
-        for row in rows:
-            if row not in self._shaped:
-                self._shaped[row] = self._shape(row, self._logits[row])
-                if bool(self._shaped[row].isnan().any()):
-                    raise TargetError("logits hold nan, the model's own or after a logits processor")
-        return torch.stack([self._shaped[row] for row in rows])
+        return torch.stack([self._masked_logits(row) for row in rows])
+
+    def _shaped_logits(self, row: int) -> Tensor:
+        """A row's logits after penalties and processors, which are asked once."""
+        if self._shape is None:
+            return self._logits[row]
+        if row not in self._shaped:
+            self._shaped[row] = self._shape(row, self._logits[row])
+            if bool(self._shaped[row].isnan().any()):
+                raise TargetError("logits hold nan, the model's own or after a logits processor")
+        return self._shaped[row]
+
+    def _masked_logits(self, row: int) -> Tensor:
+        """A row's logits after everything, the grammar last."""
+        shaped = self._shaped_logits(row)
+        if self._masks is None:
+            return shaped
+        masked = self._masks.legal(row).masked(shaped)
+        if self._shape is not None and bool((masked == -torch.inf).all()):
+            return self._legal_logits(row)
+        return masked
+
+    def _legal_logits(self, row: int) -> Tensor:
+        """The model's own logits of a row; under a grammar, of the legal tokens."""
+        return self._logits[row] if self._masks is None else self._masks.legal(row).masked(self._logits[row])
 
     def _head(self, row: int) -> Head:
         self._find([row])

@@ -35,7 +35,7 @@ def _nothing_pending():
 
 def values(llm, **options):
     """What the bandit holds of each arm before a call: a call of no rounds tells."""
-    llm._request(llm._load(), kit.PROMPT, None, None, 0)
+    llm._prepared(kit.PROMPT, None, None, 0)
     scope = options.get("scope", llm._shared.scope)
     return llm._pool().selector.open(f"{scope}/{llm.memory_key}", np.random.default_rng(0)).values()
 

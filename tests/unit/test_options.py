@@ -60,6 +60,13 @@ VALUES: dict[str, Any] = {
     "num_threads": 1,
     "model_kwargs": {"local_files_only": True},
 }
+# The same, but at most one of them at a time.
+CONSTRAINTS: dict[str, Any] = {
+    "response_format": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    "regex": "[ab]+",
+    "choices": ["yes", "no"],
+    "grammar": 'start: "a" | "b"',
+}
 WRONG: dict[str, list[Any]] = {
     "temperature": [-1, float("nan"), "hot"],
     "top_p": [0, 1.5],
@@ -90,6 +97,10 @@ WRONG: dict[str, list[Any]] = {
     "speculative": ["perhaps"],
     "capture_content": ["perhaps"],
     "model_kwargs": [3],
+    "response_format": [3, "json_object", {"type": "json_schema"}, {"type": "object", "properties": {1, 2}}, Heard],
+    "regex": [3, "", "a("],
+    "choices": [[], "yes", [""], [3]],
+    "grammar": [3, " ", "begin: x"],
 }
 
 
@@ -104,14 +115,15 @@ def test_every_option_is_covered_here() -> None:
         "settings",
         "capture_content",
     }
-    assert set(VALUES) == set(MetaSDLLM._per_call()) - free
+    assert {*VALUES, *CONSTRAINTS} == set(MetaSDLLM._per_call()) - free
 
 
-@pytest.mark.parametrize("option", VALUES)
+@pytest.mark.parametrize("option", [*VALUES, *CONSTRAINTS])
 def test_an_option_of_a_call_is_a_field_of_that_call_only(option: str) -> None:
     llm = make()
-    bound, rest = llm._bound({option: VALUES[option]})
-    assert getattr(bound, option) == VALUES[option] != getattr(llm, option)
+    value = {**VALUES, **CONSTRAINTS}[option]
+    bound, rest = llm._bound({option: value})
+    assert getattr(bound, option) == value != getattr(llm, option)
     assert rest == {}
     assert bound._identifying_params != llm._identifying_params  # so LangChain's cache keeps the answers apart
 
@@ -374,8 +386,10 @@ def test_a_model_of_a_call_is_another_engine_with_statistics_of_its_own() -> Non
     assert engine.closed
 
 
-def test_serialised_options_come_back_and_secrets_and_processors_do_not_go() -> None:
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_serialised_options_come_back_and_secrets_and_processors_do_not_go(constraint: str) -> None:
     options = {key: value for key, value in VALUES.items() if key not in ("compile", "revision", "policy_options")}
+    options[constraint] = CONSTRAINTS[constraint]
     llm = MetaSDLLM(model="some/model", api_key="sk-secret", max_retries=2, base_url="http://x", **options)
     stored = dumpd(llm)
     assert "sk-secret" not in json.dumps(stored)
