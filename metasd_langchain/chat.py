@@ -19,6 +19,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from pydantic import Field, model_validator
 
+from metasd_langchain import lineage  # noqa: F401 - makes itself known to LangChain
 from metasd_langchain._version import __version__
 from metasd_langchain.constraints import Grammar
 from metasd_langchain.control_tokens import encoded, shown

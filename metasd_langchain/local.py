@@ -355,7 +355,7 @@ class LocalModel(Options):
         selector = self._pool().selector
         ids = {name: getattr(run_manager, name, None) for name in ("run_id", "parent_run_id")}
         return recorder.About(
-            operation="text_completion",
+            operation=self._operation,
             model=self._model_name,
             policy=selector.policy_name,
             arms=[arm.name for arm in selector.arms],

@@ -272,11 +272,13 @@ class CallRecorder:
 
 
 def kind_of(record: RoundRecord, place: int) -> str:
-    """What the token at a place of a round is: "accepted" (drafted, and the target's own), "correction" (the target's,
-    where the draft went wrong), "bonus" (the target's, on top of a whole accepted path) or "plain" (nothing was
-    drafted).
+    """What the token at a place of a round is: "forced" (a grammar left no choice), "accepted" (drafted, and the
+    target's own), "correction" (the target's, where the draft went wrong), "bonus" (the target's, on top of a whole
+    accepted path) or "plain" (nothing was drafted).
     """
-    if place < record.accepted:
+    if place < record.forced:
+        return "forced"
+    if place < record.forced + record.accepted:
         return "accepted"
     if record.arm == PLAIN or not record.drafted:
         return "plain"
