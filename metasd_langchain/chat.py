@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -25,15 +24,12 @@ from metasd_langchain.constraints import Grammar
 from metasd_langchain.control_tokens import encoded, shown
 from metasd_langchain.errors import BadOption
 from metasd_langchain.local import Asked, LocalModel
-from metasd_langchain.messages import chunks, facts, last_chunk, usage_of, whole, why_ended
 from metasd_langchain.prompt import openai_tools, schema_note, tool_choice_of, tools_of, turns_of
-from metasd_langchain.reply import ReplyParser
-from metasd_langchain.reply_parts import Part
 from metasd_langchain.structured import METHODS, parsed, response_format, with_raw
+from metasd_langchain.talk import Reply, Talk
 from metasd_langchain.templates import check_template, template_for
-from metasd_langchain.tool_formats import Tool
 from metasd_langchain.tool_grammar import closed, reply_grammar
-from metasd_langchain.turns import Rendered, Turn
+from metasd_langchain.turns import Rendered
 from metasd_langchain.values import Step
 
 if TYPE_CHECKING:
@@ -43,37 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["ChatMetaSD"]
 
 _OF_A_CALL = ("tools", "tool_choice", "parallel_tool_calls", "strict", "stream", "streaming")
-
-
-@dataclass(slots=True)
-class _Talk:
-    """What one call is about, besides options.
-
-    Args:
-        turns: the conversation.
-        tools: what is on offer.
-        callable: which of them may be called.
-        choice: "none", "auto" or "forced".
-        several: whether more than one call may come; None: as the model was taught.
-        answer: JSON schema of an answer that is no call, or None.
-        rendered: the prompt, once the engine is at hand.
-    """
-
-    turns: list[Turn]
-    tools: list[Tool]
-    callable: list[Tool]
-    choice: str
-    several: bool | None = None
-    answer: Mapping[str, Any] | None = None
-    rendered: Rendered | None = None
-
-    def parser(self) -> ReplyParser:
-        """What reads the reply."""
-        made = self.rendered
-        if made is None:
-            raise RuntimeError("the prompt has not been rendered")
-        form = made.form if self.choice != "none" else None
-        return ReplyParser(form, opened=made.opened, think=made.think, said=made.said, trim=made.trim)
 
 
 class ChatMetaSD(LocalModel, BaseChatModel):
@@ -336,7 +301,7 @@ class ChatMetaSD(LocalModel, BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         bound, talk = self._streamed(messages, kwargs)
-        reply = _Reply(bound, talk)
+        reply = bound._reply(talk)  # noqa: SLF001 - a copy of self
         steps = bound._start(talk, stop, run_manager, stream=True)  # noqa: SLF001 - a copy of self
         try:
             for step in steps:
@@ -356,7 +321,7 @@ class ChatMetaSD(LocalModel, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
         bound, talk = self._streamed(messages, kwargs)
-        reply = _Reply(bound, talk)
+        reply = bound._reply(talk)  # noqa: SLF001 - a copy of self
         steps = bound._start_async(talk, stop, run_manager, stream=True)  # noqa: SLF001 - a copy of self
         try:
             async for step in steps:
@@ -400,7 +365,7 @@ class ChatMetaSD(LocalModel, BaseChatModel):
     def _watch(self, step: Step) -> None:
         """Hook for subclasses: every step of a stream, before its text goes down the chain."""
 
-    def _talk(self, messages: Sequence[BaseMessage], kwargs: Mapping[str, Any]) -> tuple[Self, _Talk]:
+    def _talk(self, messages: Sequence[BaseMessage], kwargs: Mapping[str, Any]) -> tuple[Self, Talk]:
         """A copy with the call's options as fields, and what the call is about.
 
         Raises:
@@ -415,9 +380,9 @@ class ChatMetaSD(LocalModel, BaseChatModel):
         several = kwargs.get("parallel_tool_calls")
         if not isinstance(several, bool | None):
             raise BadOption("parallel_tool_calls", several, "True or False")
-        return bound, _Talk(turns_of(messages), tools, allowed, choice, several, answer)
+        return bound, Talk(turns_of(messages), tools, allowed, choice, several, answer)
 
-    def _streamed(self, messages: Sequence[BaseMessage], kwargs: Mapping[str, Any]) -> tuple[Self, _Talk]:
+    def _streamed(self, messages: Sequence[BaseMessage], kwargs: Mapping[str, Any]) -> tuple[Self, Talk]:
         bound, talk = self._talk(messages, kwargs)
         if bound.n != 1:
             raise BadOption("n", bound.n, "1 when the answer is streamed")
@@ -426,7 +391,7 @@ class ChatMetaSD(LocalModel, BaseChatModel):
     def _check_prompt(self, prompt: Any) -> None:
         """The conversation was checked when it was made."""
 
-    def _asked(self, engine: Engine, prompt: _Talk) -> Asked:
+    def _asked(self, engine: Engine, prompt: Talk) -> Asked:
         target = engine.target
         template = template_for(target, self.chat_template, self.tool_format, self.chat_template_kwargs)
         note = "" if prompt.answer is None else schema_note(prompt.answer)
@@ -436,7 +401,7 @@ class ChatMetaSD(LocalModel, BaseChatModel):
             ids = encoded(target.tokenizer, rendered.text)
         return Asked(tuple(ids), shown(rendered.text), rendered.stop, self._grammar(prompt, rendered))
 
-    def _grammar(self, talk: _Talk, rendered: Rendered) -> Grammar | None:
+    def _grammar(self, talk: Talk, rendered: Rendered) -> Grammar | None:
         if talk.choice == "none" and talk.answer is None:
             return self.wanted_grammar()
         several = rendered.taught if talk.several is None else talk.several
@@ -448,60 +413,14 @@ class ChatMetaSD(LocalModel, BaseChatModel):
             answer=None if talk.answer is None else closed(talk.answer),
         )
 
-    def _result(self, talk: _Talk, answers: Sequence[Sequence[Step]]) -> ChatResult:
+    def _reply(self, talk: Talk) -> Reply:
+        return Reply(talk, self._model_name, self._logprobs)
+
+    def _result(self, talk: Talk, answers: Sequence[Sequence[Step]]) -> ChatResult:
         generations: list[ChatGeneration] = []
         for steps in answers:
-            reply = _Reply(self, talk)
+            reply = self._reply(talk)
             message = reply.message(steps)
             info = {name: message.response_metadata[name] for name in ("finish_reason", "model_name")}
             generations.append(ChatGeneration(message=message, generation_info=info))
         return ChatResult(generations=generations)
-
-
-class _Reply:
-    """One answer's steps as messages."""
-
-    def __init__(self, model: ChatMetaSD, talk: _Talk) -> None:
-        self._model, self._talk = model, talk
-        self._parser: ReplyParser | None = None
-        self._with_logprobs: list[Step] = []
-        self._all: list[Part] = []
-
-    def read(self, step: Step) -> Iterator[ChatGenerationChunk]:
-        """Chunks of a step; the last step's end with the one that holds usage and metadata."""
-        parts = self._parts(step)
-        for message in chunks(parts):
-            yield ChatGenerationChunk(message=message)
-        if step.summary is not None:
-            message = last_chunk(self._facts(step), usage_of(step.summary), self._all)
-            yield ChatGenerationChunk(message=message, generation_info=_short(message))
-
-    def message(self, steps: Sequence[Step]) -> AIMessage:
-        """The message of all steps."""
-        for step in steps:
-            self._parts(step)
-        last = steps[-1]
-        usage = None if last.summary is None else usage_of(last.summary)
-        return whole(self._all, self._facts(last), usage)
-
-    def _parts(self, step: Step) -> list[Part]:
-        if self._parser is None:  # the prompt is there as soon as a step is
-            self._parser = self._talk.parser()
-        if step.logprobs:
-            self._with_logprobs.append(step)
-        parts = self._parser.feed(step.text)
-        if step.summary is not None:
-            parts += self._parser.end(why_ended(step.summary))
-        self._all += parts
-        return parts
-
-    def _facts(self, step: Step) -> dict[str, Any]:
-        if step.summary is None or self._parser is None:
-            return {}
-        model = self._model
-        logprobs = model._logprobs(self._with_logprobs)  # noqa: SLF001 - two halves of one thing
-        return facts(model._model_name, step.summary, self._parser.calls, logprobs)  # noqa: SLF001
-
-
-def _short(message: AIMessageChunk) -> dict[str, Any]:
-    return {name: message.response_metadata[name] for name in ("finish_reason", "model_name")}

@@ -95,9 +95,10 @@ class ModelTemplate(Template):
     ) -> None:
         self._tokenizer, self._template, self._kwargs = tokenizer, template, dict(kwargs or {})
         self.source = template if template is not None else _source(tokenizer)
-        self.form = format_of(self.source, tool_format)
+        form = format_of(self.source, tool_format)
+        self._special = _special(tokenizer, form)
+        self.form = _visible(form, self._special)
         self.names = control_tokens(tokenizer, self.source)
-        self._special = _special(tokenizer, self.form)
         self._think = _THINK if _THINK[1] in self.source else None
         self._known: _Shows | None = None
 
@@ -218,6 +219,14 @@ def _special(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
     ids = {token.content: number for number, token in added.items() if token.special}
     marks = {mark.strip() for mark in (form.opener, form.closer)}
     return {mark: ids[mark] for mark in marks if mark in ids}
+
+
+def _visible(form: ToolFormat, special: Mapping[str, int]) -> ToolFormat:
+    """The format as it looks where its opener is no text: what follows it begins the calls."""
+    start = '[{"name"' if form.listed else '{"name"'
+    if form.opener.strip() not in special or start in form.starts:
+        return form
+    return replace(form, starts=(*form.starts, start))
 
 
 def _source(tokenizer: Any) -> str:

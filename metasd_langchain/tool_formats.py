@@ -60,8 +60,8 @@ class ToolFormat:
         name: what ``tool_format=`` calls it.
         opener, closer: what stands before and after a call, or around the list of calls.
         between: what parts two calls.
-        key: under which the arguments stand, beside ``"name"``.
-        parts: what stands between name and arguments in calls that are no JSON object; read, never written.
+        key: under which the arguments stand, beside ``"name"``; "" where a call is its name, `parts` and the arguments.
+        parts: what stands between name and arguments in calls of that kind, as far as the family writes them.
         listed: several calls are one JSON list inside one pair of opener and closer.
         opens: strings that begin calls anywhere in a reply.
         starts: strings that begin calls at the start of a reply, and are part of them.
@@ -88,16 +88,23 @@ class ToolFormat:
 
     def body(self, call: Call) -> str:
         """A call as the grammar demands it."""
-        return f"{self.front(call.name)}{json.dumps(dict(call.args), ensure_ascii=False)}}}"
+        return f"{self.front(call.name)}{json.dumps(dict(call.args), ensure_ascii=False)}{self.back}"
 
     def front(self, name: str) -> str:
         """A call up to its arguments."""
+        if not self.key:
+            return f"{name}{self.parts}"
         return f'{json.dumps({"name": name}, ensure_ascii=False)[:-1]}, "{self.key}": '
+
+    @property
+    def back(self) -> str:
+        """A call behind its arguments."""
+        return "}" if self.key else ""
 
     def described(self, tools: Sequence[Tool]) -> str:
         """A block for the system message that offers the tools, for chat templates with no place for them."""
         listed = "\n".join(json.dumps(tool.openai["function"], ensure_ascii=False) for tool in tools)
-        shape = f"{self.front('<name of the tool>')}{{<arguments>}}}}"
+        shape = f"{self.front('<name of the tool>')}{{<arguments>}}{self.back}"
         example = f"{self.opener}{f'[{shape}]' if self.listed else shape}{self.closer}"
         return (
             f"You have these tools, each with a JSON schema of its parameters:\n\n{listed}\n\n"
@@ -117,6 +124,8 @@ PLAIN_FORMAT = ToolFormat(
     "Tool call: ",
     "",
     "\n\n",
+    key="",
+    parts="\nArguments: ",
     opens=("\nTool call:",),
     starts=("Tool call:",),
 )

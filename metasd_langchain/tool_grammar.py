@@ -54,7 +54,7 @@ def _calls(rendered: Rendered, tools: Sequence[Tool], several: bool) -> list[str
     opens, closes = _marker(form.opener, special), _marker(form.closer, special)
     rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
     for number, tool in enumerate(tools):
-        rules.append(f"call_{number}: {_text(form.front(tool.name))} args_{number} {_text('}')}")
+        rules.append(f"call_{number}: {_text(form.front(tool.name))} args_{number} {_text(form.back)}")
         rules.append(f"args_{number}: {json_rule(closed(tool.parameters, filled=True), label='tools')}")
     if form.listed:
         more = f" ({_text(form.between)} call)*" if several else ""

@@ -16,8 +16,8 @@ then drafts is what it would have drafted had it played all the time. Texts long
 When another is better: ``suffix`` where text is repeated; it costs nothing. The head is for text that is new.
 
 Options: ``path`` (folder of a checkpoint, or ``preset/domain`` in the user's cache), ``name`` ("eagle-" and the path's
-last part), ``shape`` ("chain" or "tree"), ``width`` (4; nodes expanded, and children of each, in a tree), ``stop``
-(0.1; least worth of a node), ``window`` (1024; pairs the head sees), ``device`` ("auto": the target's).
+last part), ``shape`` ("tree" or "chain"), ``width`` (4; nodes expanded, and children of each, in a tree), ``stop``
+(0.08; least worth of a node), ``window`` (1024; pairs the head sees), ``device`` ("auto": the target's).
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class _Session:
             for parent, children, shares in zip(parents, ids, chances, strict=True):
                 above = 1.0 if parent < 0 else grown.worth[parent]
                 found += [(above * share, parent, token) for token, share in zip(children, shares, strict=True)]
-            found = sorted((item for item in found if item[0] >= stop), key=lambda item: -item[0])
+            found = sorted((item for item in found if item[0] >= stop and item[0] > 0.0), key=lambda item: -item[0])
             fresh = [grown.add(token, parent, worth) for worth, parent, token in found]
             frontier = fresh[:width]
             if not frontier or depth == budget or self._settled(grown, frontier[0], budget):
@@ -254,7 +254,7 @@ class Eagle:
     Args:
         path: folder of a checkpoint, or ``preset/domain`` in the user's cache.
         name: its name in arms; "" = "eagle-" and the path's last part.
-        shape: "chain" or "tree".
+        shape: "tree" or "chain".
         width: of a tree: nodes expanded a depth, and children of each.
         stop: least worth of a drafted node.
         window: pairs of the text that the head sees.
@@ -270,9 +270,9 @@ class Eagle:
         path: str,
         *,
         name: str = "",
-        shape: str = "chain",
+        shape: str = "tree",
         width: int = 4,
-        stop: float = 0.1,
+        stop: float = 0.08,
         window: int = 1024,
         device: str = "auto",
     ) -> None:
@@ -312,9 +312,9 @@ def create(options: Options) -> Eagle:
     return Eagle(
         str(path),
         name=text(options, "name", "") if "name" in options else "",
-        shape=choice(options, "shape", ("chain", "tree")),
+        shape=choice(options, "shape", ("tree", "chain")),
         width=whole(options, "width", 4, 1, 16),
-        stop=number("stop", options.get("stop", 0.1), 0.0, 1.0),
+        stop=number("stop", options.get("stop", 0.08), 0.0, 1.0),
         window=whole(options, "window", 1024, 8, 2**20),
         device=text(options, "device", "auto"),
     )

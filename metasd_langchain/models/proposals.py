@@ -19,7 +19,6 @@ from metasd_langchain.values import Sampling
 
 __all__ = ["Noise", "Proposal", "Proposer"]
 
-_DOUBT = 0.6  # scale of a Gumbel distribution: how far the target's log-probabilities lie from the drafter's
 _FRESH = 32  # bits of a position; above them counts the draft
 _LIKELY = 64  # columns looked at when sampling: what lies below is drawn too rarely to be worth a guess
 
@@ -114,29 +113,26 @@ class Proposer:
             width: how many of each node.
 
         Returns:
-            For each node target ids, best first, and the chance of each that the target takes it. The target's choice
-            is fixed, by the noise or, when decoding greedily, without any, as far as its probabilities are known: what
-            is unknown counts as (more) noise, of scale ``_DOUBT``.
+            For each node target ids, best first, and the chance of each that the target takes it. Greedy, that is the
+            drafter's own probability. When sampling, the noise is known, and how far the target's probabilities are
+            from the drafter's is not. Taken as Gumbel noise once more, the chance is the softmax of ``log q + noise``.
         """
         with torch.inference_mode():
             scores = logits.float()
             scores = (scores - scores.amax(-1, keepdim=True)).div_(self._temperature)
             totals = scores.logsumexp(-1).cpu().numpy().astype(np.float64)
-            high = scores.topk(min(_LIKELY, scores.shape[-1]))
+            high = scores.topk(min(width if self._sampling.greedy else _LIKELY, scores.shape[-1]))
         values, columns = high.values.cpu().numpy().astype(np.float64), high.indices.cpu().numpy()
         ids = columns if self._ids is None else self._ids[columns]
         if self._sampling.greedy:
-            shares = np.exp(values / _DOUBT)
-            return ids[:, :width].tolist(), (shares / shares.sum(-1, keepdims=True))[:, :width].tolist()
-        tokens, chances = [], []
-        for row, (scored, total) in enumerate(zip(values, totals.tolist(), strict=True)):
-            kept = self._kept(scored, total)
-            noisy = np.add(kept, noise.gumbel(position, ids[row, : len(kept)]))
-            order = np.argsort(-noisy, kind="stable")[:width]
-            share = np.exp((noisy - noisy[order[0]]) / _DOUBT)
-            tokens.append(ids[row, order].tolist())
-            chances.append((share[order] / share.sum()).tolist())
-        return tokens, chances
+            return ids.tolist(), np.exp(values - totals[:, None]).tolist()
+        noisy = values + np.reshape(noise.gumbel(position, ids.ravel()), ids.shape)
+        for row, total in enumerate(totals.tolist()):
+            noisy[row, len(self._kept(values[row], total)) :] = -np.inf
+        order = np.argsort(-noisy, axis=1, kind="stable")[:, :width]
+        shares = np.exp(noisy - noisy.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        return np.take_along_axis(ids, order, 1).tolist(), np.take_along_axis(shares, order, 1).tolist()
 
     def _id(self, column: int) -> int:
         return column if self._ids is None else int(self._ids[column])

@@ -10,8 +10,8 @@ import pytest
 
 from evaluators.__main__ import main
 from evaluators.methods import Limits
-from evaluators.prompts import encode
 from evaluators.playback import record, replay
+from evaluators.prompts import encode
 from evaluators.switching import switch_costs
 from metasd_langchain.assemble import make_pool
 from metasd_langchain.drafters.eagle import Eagle

@@ -370,8 +370,7 @@ def test_plain_prompt_with_tools():
     one = plain(CALLED, [TOOL], "auto")
     assert '- look_up: Look a word up. Arguments: {"word"?: string}' in one.text
     assert one.text.endswith(
-        'User: What is a fig?\n\nTool call: {"name": "look_up", "arguments": {"word": "fig"}}\n\n'
-        "Tool result (look_up): A fruit.\n\n"
+        'User: What is a fig?\n\nTool call: look_up\nArguments: {"word": "fig"}\n\nTool result (look_up): A fruit.\n\n'
     )
     assert (one.opened, one.said) == ("", "Assistant:")
     assert "\nTool call:" not in one.stop

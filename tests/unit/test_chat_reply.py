@@ -139,11 +139,10 @@ GOOD = {
         "Sure.\n",
         [WEATHER],
     ),
-    "plain": ("plain", 'Tool call: {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}', "", [WEATHER]),
+    "plain": ("plain", 'Tool call: get_weather\nArguments: {"city": "Paris", "days": 2}', "", [WEATHER]),
     "plain two": (
         "plain",
-        'Tool call: {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n\n'
-        'Tool call: {"name": "now", "arguments": {}}',
+        'Tool call: get_weather\nArguments: {"city": "Paris", "days": 2}\n\nTool call: now\nArguments: {}',
         "",
         [WEATHER, ("now", {})],
     ),
@@ -298,7 +297,7 @@ def test_reasoning_that_the_prompt_began():
 
 
 def test_a_call_that_the_prompt_began():
-    text = ' {"name": "f", "arguments": {"a": 1}}'
+    text = ' f\nArguments: {"a": 1}'
     for pieces in ([text], text):
         parts = read(text, "plain", pieces=pieces, opened="call", trim=True)
         assert facts(parts) == ("", {}, [("f", {"a": 1})], [])
@@ -306,7 +305,7 @@ def test_a_call_that_the_prompt_began():
 
 @pytest.mark.parametrize("pieces", [None, "letters"])
 def test_labels_and_white_space_of_the_plain_form(pieces):
-    text = 'Assistant:  one\n\ntwo \n\nTool call: {"name": "f", "arguments": {}}\n\n'
+    text = "Assistant:  one\n\ntwo \n\nTool call: f\nArguments: {}\n\n"
     parts = read(text, "plain", pieces=text if pieces else None, said="Assistant:", trim=True)
     assert message(parts).content == "one\n\ntwo"
     assert calls(parts) == [("f", {})]

@@ -17,13 +17,15 @@ from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 from pydantic.v1 import BaseModel as OldModel
 from pydantic.v1 import Field as OldField
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 from typing_extensions import TypedDict
 
 from metasd_langchain.constraints.compiled import compiled
 from metasd_langchain.errors import BadGrammar, BadOption, BadTool, CapTooSmall, UnknownName
 from metasd_langchain.structured import parsed
 from metasd_langchain.tool_grammar import closed
-from tests.unit.chatkit import CHATML, HELLO, TOKENIZER, TOOLED, asked, make
+from tests.unit.chatkit import CHATML, HELLO, MODEL, TOKENIZER, TOOLED, asked, make
 
 
 @tool
@@ -184,7 +186,7 @@ def test_tool_choice_none_shows_tools_and_calls_none(template):
 
 
 CALL = '{"name": "list_shops", "arguments": {}}'
-TEXT = "Assistant:"
+PLAIN, TEXT = "Tool call: list_shops\nArguments: {}", "Assistant:"
 LLAMA = '{"name": "list_shops", "parameters": {}}'
 
 
@@ -193,13 +195,13 @@ LLAMA = '{"name": "list_shops", "parameters": {}}'
     [
         (
             {},
-            [f"{TEXT} hello", f"{TEXT} a\n\nTool call: {CALL}", f"Tool call: {CALL}", f"{TEXT} a\n\nTool call"],
+            [f"{TEXT} hello", f"{TEXT} a\n\n{PLAIN}", PLAIN, f"{TEXT} a\n\nTool call"],
             [
                 "hello",
                 f"{TEXT} a\n\nAssistant: b",
                 f"{TEXT} a\n\nTool call: no",
-                f"{TEXT} a\nTool call: {CALL}",
-                f"Tool call: {CALL}"[:-1],
+                f"{TEXT} a\n{PLAIN}",
+                PLAIN[:-1],
                 "Tool call: {}",
             ],
         ),
@@ -239,15 +241,44 @@ def test_what_an_answer_may_be_when_the_model_decides(options, good, bad):
         assert not legal(chat, text, **given), text
 
 
+def test_text_follows_its_label_whole():
+    """The template's own labels are stop strings; the reply's is none."""
+    answers = [make(temperature=1.0, seed=seed).bind_tools([list_shops]).invoke(HELLO) for seed in range(12)]
+    texts = [one for one in answers if one.response_metadata["finish_reason"] == "length" and not one.tool_calls]
+    assert texts
+    assert all(one.content and not one.content.startswith("Assistant") for one in texts)
+
+
 def test_several_calls_only_where_the_model_was_taught_or_it_is_asked_for():
     given = make().bind_tools([list_shops], tool_choice="any").kwargs
-    two = f" {CALL}\n\nTool call: {CALL}"
+    two = f"{PLAIN}\n\n{PLAIN}".removeprefix("Tool call:")
     assert not legal(make(), two, **given)
     assert legal(make(), two, **given, parallel_tool_calls=True)
-    assert legal(make(), f" {CALL}\n\nTool result:", **given, parallel_tool_calls=True)
+    assert legal(make(), f"{PLAIN}\n\nTool result:".removeprefix("Tool call:"), **given, parallel_tool_calls=True)
     two = f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
     assert legal(make(chat_template=CHATML), two, **given)
     assert not legal(make(chat_template=CHATML), two, **given, parallel_tool_calls=False)
+
+
+@pytest.mark.parametrize(("form", "opener"), [("mistral", "[TOOL_CALLS]"), ("hermes", "<tool_call>")])
+def test_an_opener_that_is_a_control_token(form, opener):
+    """Its text is not in the reply; the call is all the same."""
+    state = json.loads(TOKENIZER.backend_tokenizer.to_str())
+    model = state["model"]
+    last = TOKENIZER.convert_ids_to_tokens(511)
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) != last]
+    model["vocab"] = {opener if piece == last else piece: number for piece, number in model["vocab"].items()}
+    raw = Tokenizer.from_str(json.dumps(state))
+    names = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **names, additional_special_tokens=[opener])
+    assert tokenizer.convert_tokens_to_ids(opener) == 511
+    chat = make(model=(MODEL, tokenizer), chat_template=CHATML, tool_format=form, max_tokens=CAP)
+    given = make().bind_tools([get_price]).kwargs
+    assert "<[511]>" in asked(chat, HELLO, **given).grammar.lark
+    bound = chat.bind_tools([get_price], tool_choice="any", parallel_tool_calls=False)
+    (call,) = bound.invoke(HELLO).tool_calls
+    valid(call, get_price)
+    assert reduce(plus, bound.stream(HELLO)).tool_calls[0]["args"] == call["args"]
 
 
 def test_reasoning_in_front():
