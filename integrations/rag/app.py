@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from langchain_core.messages import BaseMessage
-from langchain_core.vectorstores import VectorStoreRetriever
+from langchain_core.retrievers import BaseRetriever
 from rich.console import Console
 
 from integrations.rag.pipeline import conversation, index, remembered
@@ -40,9 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def talk(
-    console: Console, llm: ChatMetaSD, search: VectorStoreRetriever, questions: list[str], *, ask: bool = False
-) -> None:
+def talk(console: Console, llm: ChatMetaSD, search: BaseRetriever, questions: list[str], *, ask: bool = False) -> None:
     """One conversation, printed."""
     chain, history = conversation(llm, search), list[BaseMessage]()
     while questions or ask:

@@ -122,18 +122,24 @@ def conversation(llm: BaseChatModel, search: BaseRetriever) -> Runnable[Question
         (lambda asked: bool(asked["history"]), condense | RunnableLambda(str.strip)),
         RunnableLambda(lambda asked: asked["question"]),
     )
-    return (
+    chain: Runnable[Any, Any] = (
         RunnablePassthrough.assign(standalone=standalone)
-        | RunnableLambda(lambda asked: {**asked, "standalone": asked["standalone"] or asked["question"]})
+        | RunnableLambda(_asking_something)
         | RunnablePassthrough.assign(passages=RunnableLambda(lambda asked: asked["standalone"]) | search)
         | RunnablePassthrough.assign(answer=RunnableLambda(_asked) | answer)
         | RunnableLambda(_told)
-    ).with_config(run_name="rag")
+    )
+    return chain.with_config(run_name="rag")
 
 
 def remembered(history: Sequence[BaseMessage], told: Answered) -> list[BaseMessage]:
     """The history with one more question and its answer."""
     return [*history, HumanMessage(told["question"]), AIMessage(told["answer"])]
+
+
+def _asking_something(state: dict[str, Any]) -> dict[str, Any]:
+    """A model may condense a question to nothing; then it is searched for as it was asked."""
+    return {**state, "standalone": state["standalone"] or state["question"]}
 
 
 def _asked(state: dict[str, Any]) -> dict[str, str]:

@@ -319,7 +319,7 @@ def test_templates_that_refuse_everything_say_so():
 def test_mistral_ids_have_nine_letters():
     text = (
         "[INST]{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
-        "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}[TOOL_CALLS]{{ c.id }} {{ c.function | tojson }}"
+        "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}[TOOL_CALLS]{{ c.id }} {{ c.function | tojson }}"  # noqa: E501
         "{% endfor %}{% if m.tool_call_id %}<{{ m.tool_call_id }}>{% endif %}{% endfor %}{{ tools | tojson if tools }}"
     )
     one = rendered(text, CALLED, [TOOL], "auto")
@@ -426,7 +426,7 @@ def add(a: int, b: int) -> int:
 
 
 def test_tools_that_cannot_be_offered():
-    with pytest.raises(BadTool, match="'add'.*same name"):
+    with pytest.raises(BadTool, match=r"'add'.*same name"):
         openai_tools([add, {"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}}])
     assert [tool.name for tool in tools_of(openai_tools([add, add]))] == ["add"]
     with pytest.raises(BadTool, match="web_search"):

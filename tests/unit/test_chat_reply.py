@@ -57,8 +57,10 @@ GOOD = {
     ),
     "hermes two": (
         "hermes",
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "get_time", "arguments": {"zone": {"name": "CET", "list": [1, "}", "\\"]"]}}}\n</tool_call>',
+        (
+            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "get_time", "arguments": {"zone": {"name": "CET", "list": [1, "}", "\\"]"]}}}\n</tool_call>'
+        ),  # noqa: E501
         "",
         [WEATHER, TIME],
     ),
@@ -108,7 +110,7 @@ GOOD = {
     ),
     "mistral two": (
         "mistral",
-        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, {"name": "now", "arguments": {}}]',
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, {"name": "now", "arguments": {}}]',  # noqa: E501
         "",
         [WEATHER, ("now", {})],
     ),

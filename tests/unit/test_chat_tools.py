@@ -417,7 +417,7 @@ def cut(text: str, **metadata: Any) -> ChatGeneration:
 @pytest.mark.parametrize("schema", [Address, Address.model_json_schema()])
 def test_cut_json_is_an_error_that_names_the_cap(schema):
     parser = parsed(schema, "json_schema")
-    with pytest.raises(OutputParserException, match="cut at 6 tokens.*'length'"):
+    with pytest.raises(OutputParserException, match=r"cut at 6 tokens.*'length'"):
         parser.parse_result([cut('{"street": "a", "number": 3')])
     # a stream's pieces are shown as they come; its end is strict
     pieces = [
@@ -440,7 +440,7 @@ def test_a_cut_call_is_an_error_that_names_the_cap():
             "type": "invalid_tool_call",
         }
         one.message.invalid_tool_calls = [broken]
-        with pytest.raises(OutputParserException, match="cut at 6 tokens.*the call is cut"):
+        with pytest.raises(OutputParserException, match=r"cut at 6 tokens.*the call is cut"):
             parser.parse_result([one])
 
 
