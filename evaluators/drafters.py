@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,11 +31,13 @@ from metasd_langchain.assemble import DEFAULT_ARMS
 from metasd_langchain.drafters import Drafter
 from metasd_langchain.drafters.eagle import Eagle
 from metasd_langchain.drafters.small_lm import SmallLM
+from metasd_langchain.models.draft_lm import DraftLM, DraftLMConfig
+from metasd_langchain.models.vocabulary import DraftVocabulary, fingerprint
 from metasd_langchain.training.places import DOMAINS, FIVE_DOMAINS, OFA
 
 __all__ = ["add_arguments", "run"]
 
-_SMALL_WINDOW = 512
+_SMALL_COLUMNS, _SMALL_WINDOW = 8192, 512
 # --quick: at most 8 minutes in all; after so many seconds no further prompt of a stream is begun
 _QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_STREAM, _QUICK_SECONDS = 5, 64, 24, 95.0
 
@@ -140,7 +143,10 @@ def _stream(
 
 
 def _switching(heads: Heads, args: argparse.Namespace) -> dict[str, Any]:
-    """A head with its window and with all of the text, and a small model likewise if one was trained."""
+    """A head with its window and with all of the text, and a small model likewise.
+
+    The small model is untrained, of the usual shape: what it guesses has no part in what reading costs.
+    """
     target = heads.engine.target
     window = target.lm.window
     contexts = [context for context in args.contexts if context < window - 256] or [window // 2]
@@ -148,10 +154,13 @@ def _switching(heads: Heads, args: argparse.Namespace) -> dict[str, Any]:
         "eagle": heads.bound[OFA],
         "eagle_full": Eagle(str(heads.folders[OFA]), name="eagle-full", window=max(contexts) + 256).bind(target),
     }
-    small = heads.folders[OFA].parent / "small_lm"
-    if (small / "config.json").is_file():
-        drafters["small_lm_full"] = SmallLM(small).bind(target)
-        drafters["small_lm_window"] = SmallLM(small, kv=f"window:{_SMALL_WINDOW}").bind(target)
+    longest = max(contexts) + 256
+    with tempfile.TemporaryDirectory() as folder:
+        columns = range(min(_SMALL_COLUMNS, target.lm.vocab_size))
+        vocabulary = DraftVocabulary(columns, target.lm.vocab_size, fingerprint(target.tokenizer))
+        DraftLM.fresh(vocabulary, DraftLMConfig(window=2 * longest), seed=args.seed).save(folder)
+        drafters["small_lm_full"] = SmallLM(folder).bind(target)
+        drafters["small_lm_window"] = SmallLM(folder, kv=f"window:{min(_SMALL_WINDOW, longest)}").bind(target)
     return switch_costs(heads.engine, drafters, contexts, 2 if args.quick else 5)
 
 

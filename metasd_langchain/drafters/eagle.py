@@ -168,7 +168,8 @@ class _Session:
         forced = self._cache.nodes
         parents, features = [-1], feature
         place: dict[int, int] = {}  # node -> its place among the nodes of the cache
-        for depth in range(1, (budget if width == 1 else min(budget, _DEPTH)) + 1):
+        deepest = budget if width == 1 else min(budget, _DEPTH)
+        for depth in range(1, deepest + 1):
             found = []
             ids, chances = self._proposer.likely(step.logits(features), draws, position + depth - 1, width)
             for parent, children, shares in zip(parents, ids, chances, strict=True):
@@ -177,7 +178,7 @@ class _Session:
             found = sorted((item for item in found if item[0] >= stop and item[0] > 0.0), key=lambda item: -item[0])
             fresh = [grown.add(token, parent, worth) for worth, parent, token in found]
             frontier = fresh[:width]
-            if not frontier or depth == budget or self._settled(grown, frontier[0], budget):
+            if not frontier or depth == deepest or self._settled(grown, frontier[0], budget):
                 break
             rows = [parents.index(grown.parents[node]) for node in frontier]
             features = step.guess(
@@ -185,7 +186,7 @@ class _Session:
                 [grown.tokens[node] for node in frontier],
                 features[rows],
                 forced + depth,
-                None if width == 1 else self._sees(grown, frontier, place, forced),
+                None if width == 1 else _sees(grown, frontier, place, forced),
             )
             parents = frontier
         return grown
@@ -193,20 +194,6 @@ class _Session:
     def _settled(self, grown: _Growing, best: int, budget: int) -> bool:
         """Whether nothing below the best node of this depth can still be among the nodes that are kept."""
         return sum(worth > grown.worth[best] for worth in grown.worth) >= budget
-
-    def _sees(self, grown: _Growing, nodes: Sequence[int], place: dict[int, int], forced: int) -> NDArray[np.bool_]:
-        """Which nodes of the cache each of the new ones sees: forced tokens, its ancestors and itself."""
-        known = forced + len(place)
-        sees = np.zeros((len(nodes), known + len(nodes)), dtype=np.bool_)
-        sees[:, :forced] = True
-        for row, node in enumerate(nodes):
-            sees[row, known + row] = True
-            above = grown.parents[node]
-            while above >= 0:
-                sees[row, place[above]] = True
-                above = grown.parents[above]
-        place.update({node: known + row for row, node in enumerate(nodes)})
-        return sees
 
     def _draw(self, feature: Tensor, position: int, budget: int, draws: Draws) -> Draft:
         """A chain drawn from q, with q. Whether to go on never depends on the token that was drawn last."""
@@ -224,6 +211,21 @@ class _Session:
                 feature = step.guess(self._cache, [drawn.token], feature, self._cache.nodes + 1)
         self._hint = math.nan
         return Draft.chain(chain, step.stacked(rows)) if chain else EMPTY_DRAFT
+
+
+def _sees(grown: _Growing, nodes: Sequence[int], place: dict[int, int], forced: int) -> NDArray[np.bool_]:
+    """Which nodes of the cache each of the new ones sees: forced tokens, its ancestors and itself."""
+    known = forced + len(place)
+    sees = np.zeros((len(nodes), known + len(nodes)), dtype=np.bool_)
+    sees[:, :forced] = True
+    for row, node in enumerate(nodes):
+        sees[row, known + row] = True
+        above = grown.parents[node]
+        while above >= 0:
+            sees[row, place[above]] = True
+            above = grown.parents[above]
+    place.update({node: known + row for row, node in enumerate(nodes)})
+    return sees
 
 
 class _BoundEagle:

@@ -92,7 +92,7 @@ def test_every_figure_is_there(folder: Path, data: Path, heads: Path, tmp_path: 
         assert own["tokens_per_round_t08"] >= 1
         assert own["draft_step_share"] > 0
     for by_drafter in told["switch_cost"].values():
-        assert set(by_drafter) == {"eagle", "eagle_full"}
+        assert set(by_drafter) == {"eagle", "eagle_full", "small_lm_full", "small_lm_window"}
         assert all({"back", "first", "stay_s", "plain_s"} == set(own) for own in by_drafter.values())
     assert told["arguments"]["heads"] == heads.name  # no path of this machine
     assert str(heads.parent) not in out.read_text()

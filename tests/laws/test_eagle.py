@@ -18,7 +18,7 @@ from metasd_langchain.engine.sampling import TargetRows
 from metasd_langchain.models.load import Target, load_target
 from metasd_langchain.testing.drafters import HostileDrafter
 from metasd_langchain.testing.models import reference_tokens, tiny_model, tiny_tokenizer
-from metasd_langchain.values import Request, Sampling, Step
+from metasd_langchain.values import Draft, Request, Round, Sampling, Step
 from tests.eagles import KINDS, learned_head, random_head, saved
 
 COUNT = 16
@@ -150,3 +150,84 @@ def test_nothing_is_asked_of_the_model_when_no_drafter_wants_states(
     assert set(asked) == {()}
     list(engine.generate(Request(prompt, max_tokens=4), make_pool([f"eagle:{learned[0]}"], "fixed")))
     assert set(asked) == {(), (2, 3)}
+
+
+class _Recording:
+    """Wants hidden states; drafts a tree in which a wrong token comes before each right one."""
+
+    name, candidates, prompt_rows, hidden_layers, hidden_window = "recording", 0, 0, (0, 2, 3), 50
+
+    def __init__(self, answers: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+        self.answers = answers
+        self.told: dict[tuple[int, ...], dict[int, list[torch.Tensor]]] = {}
+
+    def open(self, request: Request) -> Any:
+        self.told[request.prompt] = {layer: [] for layer in self.hidden_layers}
+        return _Recorded(self, request.prompt)
+
+    def forget(self, scope: str | None = None) -> None: ...
+
+
+class _Recorded:
+    def __init__(self, owner: _Recording, prompt: tuple[int, ...]) -> None:
+        self.owner, self.prompt = owner, prompt
+        self.end = 0  # rows told so far
+
+    def hint(self) -> float:
+        return 1.0
+
+    def propose(self, tokens: Any, budget: int, draws: Any) -> Draft:
+        right = self.owner.answers[self.prompt][len(tokens) - len(self.prompt) :][:3]
+        nodes = [(token, parent) for depth, said in enumerate(right) for token, parent in (
+            ((said + 1) % 512, 2 * depth - 1 if depth else -1), (said, 2 * depth - 1 if depth else -1)
+        )]  # fmt: skip
+        return Draft(tuple(token for token, _ in nodes), tuple(parent for _, parent in nodes))
+
+    def observe(self, round: Round) -> None:
+        rows = {len(states) for states in round.hidden.values()}
+        assert len(rows) == 1
+        assert round.hidden_start == self.end  # nothing twice, nothing left out
+        self.end += rows.pop()
+        for layer, states in round.hidden.items():
+            self.owner.told[self.prompt][layer].append(states)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("pieces", [1024, 4])
+def test_sessions_are_told_the_states_of_all_committed_tokens_in_order(
+    target: Target, learned: tuple[str, Any], pieces: int
+) -> None:
+    answers = learned[1]
+    drafter = _Recording(answers)
+    engine = Engine(target, prefill_tokens=pieces, max_batch=3)
+    try:
+        pool = make_pool([(drafter, 6), "plain"], "random")
+        runs = [engine.generate(Request(prompt, max_tokens=COUNT), pool) for prompt in answers]
+        steps = [list(run) for run in runs]
+    finally:
+        engine.close()
+    assert sum(drafted(run)[1] for run in steps) > COUNT
+    for prompt, said in answers.items():
+        with torch.inference_mode():
+            text = torch.tensor([(*prompt, *said)])
+            want = tiny_model()(text, output_hidden_states=True, use_cache=False).hidden_states
+        for layer, told in drafter.told[prompt].items():
+            states = torch.cat(told)
+            assert len(states) >= len(prompt) + COUNT - 5  # of the last round's tokens some are never read
+            assert torch.allclose(states, want[layer][0, : len(states)], atol=1e-4)
+
+
+def test_of_a_long_piece_the_last_states_are_told(target: Target, learned: tuple[str, Any]) -> None:
+    drafter = _Recording(learned[1])
+    drafter.hidden_window = 7
+    engine = Engine(target)
+    seen: list[tuple[int, int]] = []
+    try:
+        session = drafter.open(Request(PROMPTS[3]))
+        session.observe = lambda told: seen.append((told.hidden_start, len(told.hidden[2])))
+        drafter.open = lambda request: session  # type: ignore[method-assign]
+        list(engine.generate(Request(PROMPTS[3], max_tokens=1), make_pool([(drafter, 6)], "fixed")))
+    finally:
+        engine.close()
+    assert seen == [(len(PROMPTS[3]) - 7, 7)]

@@ -15,10 +15,11 @@ import torch
 from metasd_langchain import MetaSDLLM
 from metasd_langchain.assemble import make_pool
 from metasd_langchain.drafters import Drafter
-from metasd_langchain.drafters.eagle import Eagle, create
+from metasd_langchain.drafters.eagle import Eagle, _Growing, _sees, create
 from metasd_langchain.engine.draws import Draws
 from metasd_langchain.engine.loop import Engine
 from metasd_langchain.errors import BadCheckpoint, BadOption, LoadError, MetaSDError, UnknownName
+from metasd_langchain.models.eagle_step import HeadCache
 from metasd_langchain.models.load import Target, load_target
 from metasd_langchain.testing.drafter_contract import DrafterContract
 from metasd_langchain.testing.drafters import NoDraws
@@ -146,6 +147,38 @@ def test_a_tree_holds_the_nodes_worth_most_whatever_the_budget(path: str) -> Non
     sizes = [nodes(budget) for budget in (1, 3, 6, 12)]
     assert [len(each) for each in sizes] == [1, 3, 6, 12]
     assert all(small <= large for small, large in itertools.pairwise(sizes))
+
+
+def test_a_node_sees_forced_tokens_its_ancestors_and_itself() -> None:
+    grown = _Growing()
+    for parent in (-1, -1, 0, 0, 1):
+        grown.add(7, parent, 0.5)
+    place: dict[int, int] = {}
+    first = _sees(grown, [0, 1], place, 1)
+    second = _sees(grown, [4, 2], place, 1)  # expanded in the order of their worth
+    assert first.astype(int).tolist() == [[1, 1, 0], [1, 0, 1]]
+    assert second.astype(int).tolist() == [[1, 0, 1, 1, 0], [1, 1, 0, 0, 1]]
+
+
+def test_every_path_of_a_tree_is_what_the_head_says_along_it(path: str) -> None:
+    drafter = bound(path, shape="tree", stop=0.0)
+    session = drafter.open(Request(tuple(TEXT[:5])))
+    session.observe(round_of(0, 20))
+    draft = session.propose(TEXT[:21], 24, NoDraws())
+    assert max(draft.depths) >= 3
+    step = drafter._step
+    for node in range(len(draft)):
+        above: list[int] = []
+        parent = draft.parents[node]
+        while parent >= 0:
+            above.insert(0, draft.tokens[parent])
+            parent = draft.parents[parent]
+        cache = HeadCache()
+        feature = step.read(cache, TEXT[1:21], list(states(0, 20).values()))
+        for depth, token in enumerate(above, 1):  # its ancestors alone
+            feature = step.guess(cache, [token], feature, depth)
+        likely = step.draft_ids[step.logits(feature)[0].topk(4).indices.numpy()]
+        assert draft.tokens[node] in likely
 
 
 def test_it_stops_when_it_is_not_sure(path: str) -> None:
