@@ -46,7 +46,17 @@ DEFAULT_POLICY = "hinted_ucb"
 DEFAULT_REWARD = "throughput"
 _DRAFTERS = "metasd_langchain.drafters"  # folder and entry point group
 # Of an arm written without "@".
-_BUDGETS = {"lookup": 8, "suffix": 16, "recycling": 4, "recycling_tree": 12, "eagle": 8, "small_lm": 5, "datastore": 16}
+_BUDGETS = {
+    "lookup": 8,
+    "suffix": 16,
+    "recycling": 4,
+    "recycling_tree": 12,
+    "eagle": 8,
+    "small_lm": 5,
+    "datastore": 16,
+    "layer_skip": 4,
+    "fused": 12,
+}
 _MAX_BUDGET = 128
 
 ArmSpec = str | Drafter | tuple[Drafter, int]

@@ -59,7 +59,7 @@ GOOD = {
         "hermes",
         (
             '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>\n'
-            '<tool_call>\n{"name": "get_time", "arguments": {"zone": {"name": "CET", "list": [1, "}", "\\"]"]}}}\n</tool_call>'
+            '<tool_call>\n{"name": "get_time", "arguments": {"zone": {"name": "CET", "list": [1, "}", "\\"]"]}}}\n</tool_call>'  # noqa: E501
         ),
         "",
         [WEATHER, TIME],
