@@ -84,6 +84,7 @@ eval: install
 		--max-tokens 128 --ignore-eos --cold --json out/peer_prompts.json $(EVAL_FLAGS)
 	$(BIN)/python -m evaluators speed --prompts "$(METASD_DATA)/spec_bench_dev.jsonl" --methods $(METHODS) \
 		--limit 48 --max-tokens 128 --cold --json out/spec_bench_dev.json $(EVAL_FLAGS)
+	$(BIN)/python -m evaluators constrained --schemas 200 --json out/constrained.json $(EVAL_FLAGS)
 
 # Keeps .venv and .venvs; `rm -r .venv .venvs` starts those afresh.
 clean:
