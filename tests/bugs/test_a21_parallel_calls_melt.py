@@ -23,7 +23,7 @@ def second(b: bool) -> bool:
 
 def two_calls(form: str | None, template: str | None) -> Any:
     """A model whose answer to HELLO holds at least two calls: the first seed that gives some."""
-    for seed in range(40):
+    for seed in range(200):
         chat = make(chat_template=template, tool_format=form, max_tokens=160, temperature=1.0, seed=seed)
         bound = chat.bind_tools([first, second], tool_choice="any", parallel_tool_calls=True)
         if len(bound.invoke(HELLO).tool_calls) >= 2:
