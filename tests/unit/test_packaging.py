@@ -53,7 +53,7 @@ def test_the_wheel_says_what_it_needs(wheel: Path):
     assert about["Version"] == __version__
     assert about["License-Expression"] == "Apache-2.0"
     extras = set(about.get_all("Provides-Extra", []))
-    assert extras == {"all", "demo", "gguf", "grammar", "otel", "page", "train"}
+    assert extras == {"all", "chat", "demo", "gguf", "grammar", "otel", "page", "train"}
     required = " ".join(about.get_all("Requires-Dist", []))
     # neither loads beside the CPU builds of torch that `make install` takes
     assert "torchvision" not in required
