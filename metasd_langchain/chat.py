@@ -15,8 +15,9 @@ from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config, merge_configs
 from langchain_core.tools import BaseTool
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from metasd_langchain import lineage  # noqa: F401 - makes itself known to LangChain
 from metasd_langchain._version import __version__
@@ -26,7 +27,7 @@ from metasd_langchain.errors import BadOption
 from metasd_langchain.local import Asked, LocalModel
 from metasd_langchain.prompt import openai_tools, schema_note, tool_choice_of, tools_of, turns_of
 from metasd_langchain.structured import METHODS, parsed, response_format, with_raw
-from metasd_langchain.talk import Reply, Talk
+from metasd_langchain.talk import Heard, Reply, Talk
 from metasd_langchain.templates import check_template, template_for
 from metasd_langchain.tool_grammar import closed, reply_grammar
 from metasd_langchain.turns import Rendered
@@ -68,6 +69,8 @@ class ChatMetaSD(LocalModel, BaseChatModel):
     """Variables for the template, e.g. ``{"enable_thinking": False}``."""
     tool_format: str | None = None
     """How tool calls are written: "hermes", "llama3", "mistral", "gemma". None: what the template's text says."""
+
+    _run: Any = PrivateAttr(default=None)  # of the call that a copy was made for
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -230,7 +233,9 @@ class ChatMetaSD(LocalModel, BaseChatModel):
             return False
         return super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
 
-    # -- calls: LangChain tells `_generate` and `_stream` no run name, and the bandit remembers by it -----------------
+    # -- calls --------------------------------------------------------------------------------------------------------
+    # LangChain tells `_generate` no run name and `_stream` nothing of its run, and the bandit remembers by them, spans
+    # and traces hang by them. So a copy of self knows them.
 
     def generate(self, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> LLMResult:
         """Answers to several conversations, one after another; ``batch`` runs them side by side."""
@@ -244,13 +249,40 @@ class ChatMetaSD(LocalModel, BaseChatModel):
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
         """Chunks as they become final; leaving the iterator stops the engine."""
-        return BaseChatModel.stream(self._named((config or {}).get("run_name")), input, config, **kwargs)
+        named, told = self._hearing(config)
+        return BaseChatModel.stream(named, input, told, **kwargs)
 
     def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[AIMessageChunk]:
         """Chunks as they become final; a cancelled task stops the engine."""
-        return BaseChatModel.astream(self._named((config or {}).get("run_name")), input, config, **kwargs)
+        named, told = self._hearing(config)
+        return BaseChatModel.astream(named, input, told, **kwargs)
+
+    def _generate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        known = self._named(None, run_manager)  # where handlers want to hear each piece, it calls `_stream`
+        return BaseChatModel._generate_with_cache(known, messages, stop, run_manager, **kwargs)  # noqa: SLF001
+
+    async def _agenerate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        known = self._named(None, run_manager)
+        try:
+            return await BaseChatModel._agenerate_with_cache(known, messages, stop, run_manager, **kwargs)  # noqa: SLF001
+        except asyncio.CancelledError as error:
+            if run_manager is not None:  # langchain-core 1.8 tells handlers nothing of a cancelled chat
+                await run_manager.on_llm_error(error, response=LLMResult(generations=[]))
+            raise
 
     def _generate(
         self,
@@ -302,7 +334,7 @@ class ChatMetaSD(LocalModel, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         bound, talk = self._streamed(messages, kwargs)
         reply = bound._reply(talk)  # noqa: SLF001 - a copy of self
-        steps = bound._start(talk, stop, run_manager, stream=True)  # noqa: SLF001 - a copy of self
+        steps = bound._start(talk, stop, run_manager or self._run, stream=True)  # noqa: SLF001 - a copy of self
         try:
             for step in steps:
                 self._watch(step)
@@ -322,7 +354,7 @@ class ChatMetaSD(LocalModel, BaseChatModel):
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
         bound, talk = self._streamed(messages, kwargs)
         reply = bound._reply(talk)  # noqa: SLF001 - a copy of self
-        steps = bound._start_async(talk, stop, run_manager, stream=True)  # noqa: SLF001 - a copy of self
+        steps = bound._start_async(talk, stop, run_manager or self._run, stream=True)  # noqa: SLF001 - a copy of self
         try:
             async for step in steps:
                 self._watch(step)
@@ -354,12 +386,21 @@ class ChatMetaSD(LocalModel, BaseChatModel):
         super()._check()
         check_template(self.chat_template, self.tool_format)
 
-    def _named(self, run_name: object) -> Self:
-        """Self, or a copy that knows the run's name."""
-        if not isinstance(run_name, str):
+    def _hearing(self, config: RunnableConfig | None) -> tuple[Self, RunnableConfig]:
+        """A copy that hears of the run that begins with a config, and the config that lets it."""
+        heard = Heard()
+        around = ensure_config(config)  # with the callbacks of the chain or node it is called in
+        return self._named(around.get("run_name"), heard), merge_configs(around, {"callbacks": [heard]})
+
+    def _named(self, run_name: object, run: object | None = None) -> Self:
+        """Self, or a copy that knows its run: the name, and what stands for LangChain's manager of it."""
+        if not isinstance(run_name, str) and run is None:
             return self
         named = self.model_copy()
-        named._run_name = run_name  # noqa: SLF001 - a copy of self
+        if isinstance(run_name, str):
+            named._run_name = run_name  # noqa: SLF001 - a copy of self
+        if run is not None:
+            named._run = run  # noqa: SLF001
         return named
 
     def _watch(self, step: Step) -> None:

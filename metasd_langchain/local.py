@@ -288,7 +288,8 @@ class LocalModel(Options):
             return self, rest
         bound = self.model_copy(update=named)
         bound.__dict__.pop("_serialized", None)  # LangChain memoises it, and a copy's options differ
-        bound._run_name = run_name if isinstance(run_name, str) else None  # noqa: SLF001
+        if isinstance(run_name, str):
+            bound._run_name = run_name  # noqa: SLF001 - a copy of self
         if named:
             bound._check()  # noqa: SLF001
         return bound, rest

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 
@@ -16,7 +19,36 @@ from metasd_langchain.tool_formats import Tool
 from metasd_langchain.turns import Rendered, Turn
 from metasd_langchain.values import Step
 
-__all__ = ["Reply", "Talk"]
+__all__ = ["Heard", "Reply", "Talk"]
+
+
+class Heard(BaseCallbackHandler):
+    """What LangChain tells handlers of one run: it stands for the run's manager where LangChain hands none on."""
+
+    run_id: UUID | None = None
+    parent_run_id: UUID | None = None
+    tags: Sequence[str] = ()
+    metadata: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def handlers(self) -> list[BaseCallbackHandler]:
+        """Handlers that are added to every manager, an instrumentor's among them."""
+        return CallbackManager([]).handlers
+
+    def on_chat_model_start(
+        self,
+        serialized: Mapping[str, Any],
+        messages: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """The run began."""
+        self.run_id, self.parent_run_id = run_id, parent_run_id
+        self.tags, self.metadata = tags or (), metadata or {}
 
 
 @dataclass(slots=True)

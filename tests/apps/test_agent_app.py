@@ -12,6 +12,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 from integrations.langgraph_agent import app
 from integrations.langgraph_agent.graph import agent, calculate, look_up
+from metasd_langchain.bandits.memory import SqliteMemory
 
 
 class Scripted(GenericFakeChatModel):
@@ -82,7 +83,7 @@ def test_the_app_runs_on_a_tiny_model_and_each_node_has_its_bandit(tiny_folder, 
     printed = capsys.readouterr().out
     assert "model:" in printed
     assert "tokens a round" in printed
-    assert (tmp_path / "bandit.sqlite").exists()
+    assert {row.key.step for row in SqliteMemory(tmp_path / "bandit.sqlite").rows()} == {None, "model"}
     assert (tmp_path / "threads.sqlite").exists()
     assert app.main([*arguments, "And now?"]) == 0
 

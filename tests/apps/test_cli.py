@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -273,7 +274,9 @@ def test_a_process_without_terminal_or_input(folder: str, tmp_path: Path):
 
 def test_an_interrupt_leaves_quietly_with_130(folder: str, tmp_path: Path):
     long = ("--max-tokens", "8000", "--dtype", "float32")
-    started = process("generate", PROMPT, "--model", folder, *long, home=tmp_path)
+    # where the tests run in a shell's background, interrupts are ignored, and a child would inherit that
+    heeds = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    started = process("generate", PROMPT, "--model", folder, *long, home=tmp_path, preexec_fn=heeds)
     assert started.stdout is not None
     assert started.stdout.read(5)  # it streams
     time.sleep(0.2)

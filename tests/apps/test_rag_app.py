@@ -13,6 +13,7 @@ pytest.importorskip("langchain_chroma")
 
 from integrations.rag import app
 from integrations.rag.pipeline import Folder, conversation, index, remembered
+from metasd_langchain.bandits.memory import SqliteMemory
 
 DOCUMENTS = Path(app.__file__).parent / "documents"
 
@@ -94,7 +95,8 @@ def test_the_app_runs_on_a_tiny_model(tiny_folder, tmp_path, monkeypatch, capsys
     printed = capsys.readouterr().out
     assert printed.count("from ") >= 2
     assert "How much?" in printed
-    assert (store / "bandit.sqlite").exists()  # what was learned stays
+    learned = SqliteMemory(store / "bandit.sqlite").rows()  # what was learned stays, by step
+    assert {row.key.step for row in learned} == {None, "condense", "answer"}
 
 
 def test_the_app_names_a_folder_without_texts(tmp_path, monkeypatch, capsys):

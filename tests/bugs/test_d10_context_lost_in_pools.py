@@ -12,13 +12,13 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from opentelemetry import trace
 
-from tests.bugs.test_d1_async_steps_are_roots import PARENTS, ours, parents
-from tests.bugs.watching import MODELS, PROMPT, ended, instrumented
+from tests.bugs.test_d1_async_steps_are_roots import BY, ours, parents, under
+from tests.bugs.watching import MODELS, PROMPT, ended, instrumented, text_of
 
 PROMPTS = [f"{PROMPT} {number}" for number in range(8)]
 
 
-@pytest.mark.parametrize("by", PARENTS)
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_batch(spans: Any, by: str, limit: int | None, model: str) -> None:
@@ -33,14 +33,14 @@ async def test_a_batch(spans: Any, by: str, limit: int | None, model: str) -> No
         await ended(llm)
     found = parents(spans)
     assert len(found) == 32
-    assert set(found) == PARENTS[by]
+    assert set(found) == under(by, model)
 
 
-@pytest.mark.parametrize("by", PARENTS)
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("model", MODELS)
 async def test_steps_side_by_side(spans: Any, by: str, model: str) -> None:
     llm = MODELS[model](max_tokens=6)
-    pair = RunnableParallel(one=llm, two=RunnableLambda(llm.invoke) | llm)
+    pair = RunnableParallel(one=llm, two=RunnableLambda(lambda asked: text_of(llm.invoke(asked))) | llm)
     with instrumented(by, trace.get_tracer_provider()):
         with trace.get_tracer("app").start_as_current_span("app"):
             pair.invoke(PROMPT)
@@ -49,7 +49,7 @@ async def test_steps_side_by_side(spans: Any, by: str, model: str) -> None:
         await ended(llm)
     found = parents(spans)
     assert len(found) == 9
-    assert set(found) == PARENTS[by]
+    assert set(found) == under(by, model)
 
 
 @pytest.mark.parametrize("model", MODELS)

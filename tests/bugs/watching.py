@@ -12,17 +12,19 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage
 from opentelemetry import metrics, trace
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from wrapt import BaseObjectProxy
 
 from tests.bugs.kit import PROMPT, make
+from tests.unit.chatkit import make as make_chat
 
-NAME = "text_completion gemma3_text"
+NAMES = {"text_completion gemma3_text", "chat gemma3_text"}  # of our spans
 LONG: dict[str, Any] = {"max_tokens": 400, "speculative": False}  # many rounds, so that there is time to break it off
-# ChatMetaSD joins here
-MODELS: dict[str, Callable[..., Any]] = {"llm": make}
+MODELS: dict[str, Callable[..., Any]] = {"llm": make, "chat": make_chat}
 
 
 class Sink:
@@ -146,6 +148,18 @@ def _patched() -> list[Any]:
     return [BaseCallbackManager, Pregel, Command, AgentMiddleware, *modules]
 
 
+def prompt_tokens(llm: Any, prompt: str = PROMPT) -> int:
+    """Tokens of a prompt as the model reads it; a chat model's is rendered from its template."""
+    if isinstance(llm, BaseChatModel):
+        return llm.get_num_tokens_from_messages([HumanMessage(prompt)])
+    return int(llm.get_num_tokens(prompt))
+
+
+def text_of(answer: Any) -> str:
+    """The text of an answer, a message or a string."""
+    return answer if isinstance(answer, str) else str(answer.text)
+
+
 async def ended(llm: Any) -> None:
     """Until the engine has ended every call, and with it their spans."""
     while llm._load().live:  # noqa: ASYNC110 - the engine knows no event loop
@@ -235,7 +249,7 @@ __all__ = [
     "CALLS",
     "LONG",
     "MODELS",
-    "NAME",
+    "NAMES",
     "PROMPT",
     "WAYS",
     "WHOLE",
@@ -243,5 +257,7 @@ __all__ = [
     "counted",
     "ended",
     "instrumented",
+    "prompt_tokens",
+    "text_of",
     "unset",
 ]

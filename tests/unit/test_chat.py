@@ -13,7 +13,7 @@ from operator import add
 
 import pytest
 from langchain_core.caches import InMemoryCache
-from langchain_core.callbacks import UsageMetadataCallbackHandler
+from langchain_core.callbacks import AsyncCallbackHandler, UsageMetadataCallbackHandler
 from langchain_core.load import dumpd, load
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage, trim_messages
 from langchain_core.rate_limiters import InMemoryRateLimiter
@@ -21,6 +21,7 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda
 
 import metasd_langchain
 from metasd_langchain import ChatMetaSD
+from metasd_langchain.engine.loop import Engine
 from metasd_langchain.errors import (
     BadOption,
     CapTooSmall,
@@ -464,3 +465,46 @@ def test_options_and_names():
             ChatMetaSD(**options)
     assert ChatMetaSD(max_retries=2, timeout=3, base_url="x", streaming=True).timeout == 3
     assert "metasd-langchain" in make().metadata["lc_versions"]
+
+
+# -- what a call knows of its run --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tokens": 3}], ids=["plain", "bound"])
+@pytest.mark.parametrize("maker", [make, kit.make], ids=["chat", "llm"])
+async def test_the_bandit_remembers_by_the_runs_name_in_every_way(maker, options, monkeypatch):
+    steps = []
+    kept = Engine.check
+    monkeypatch.setattr(Engine, "check", lambda self, request: (steps.append(request.step), kept(self, request))[1])
+    named = maker(max_tokens=4).bind(**options).with_config(run_name="condense")
+    named.invoke(HELLO)
+    await named.ainvoke(HELLO)
+    named.batch([HELLO])
+    list(named.stream(HELLO))
+    [_ async for _ in named.astream(HELLO)]
+    assert len(steps) >= 5
+    assert set(steps) == {"condense"}
+
+
+async def test_handlers_hear_once_that_a_call_was_cancelled():
+    class Told(AsyncCallbackHandler):
+        def __init__(self):
+            self.events = []
+
+        async def on_chat_model_start(self, *args, **kwargs):
+            self.events.append("start")
+
+        async def on_llm_error(self, error, **kwargs):
+            self.events.append(type(error).__name__)
+
+    told = Told()
+    chat = make(max_tokens=2000, speculative=False)
+    engine = chat._load()
+    before = engine.rounds
+    task = asyncio.create_task(chat.ainvoke(HELLO, {"callbacks": [told]}))
+    while engine.rounds < before + 3:  # noqa: ASYNC110 - the engine counts on its own thread
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert told.events == ["start", "CancelledError"]

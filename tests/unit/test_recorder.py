@@ -103,6 +103,14 @@ def test_tokens_say_who_supplied_them(path, drafter, kinds):
         assert ("bonus" in mine) == one.bonus
 
 
+def test_tokens_that_a_grammar_forces_say_so(path):
+    llm = make(choices=["the cat sat on the mat and then"], max_tokens=24)
+    (call,) = recorded(path, lambda: llm.invoke(PROMPT))
+    kinds = [token.kind for token in call.tokens]
+    assert kinds.count("forced") > 1
+    assert set(kinds) <= {"forced", "plain", "accepted"}
+
+
 def test_a_tree_accepted_to_a_leaf_gives_a_bonus(path):
     (call,) = recorded(path, lambda: scripted(perfect("tree"), 6).invoke(PROMPT))
     assert any(one.bonus and one.accepted < one.drafted for one in call.rounds)
