@@ -263,7 +263,12 @@ app.add_typer(train_app, name="train")
 Data = Annotated[
     Path | None, typer.Option(help="Folder with the development files. Default: METASD_DATA, else ../shared/data.")
 ]
-Tokens = Annotated[int | None, typer.Option(min=1, help="Tokens the target generates for each domain.")]
+Tokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens the target generates for each domain. Default: 100,000.")
+]
+PresetTokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens the target generates for each domain. Default: 60,000.")
+]
 Minutes = Annotated[float, typer.Option(min=0.0, help="Most minutes of training each drafter; 0 = no bound.")]
 Seed = Annotated[int, typer.Option(help="Of prompts' order, draws and weights.")]
 Domain = Annotated[str, typer.Option(help="code, translation, summarization, qa, math, or ofa for all of them.")]
@@ -281,12 +286,16 @@ def _train_eagle(
     tokens: Tokens = None,
     minutes: Minutes = 0.0,
     seed: Seed = 0,
+    start: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder of a trained head whose weights it begins with."),
+    ] = None,
 ) -> None:
     """Train an EAGLE head for a domain. Interrupted, the same command goes on."""
     with _errors_shown():
         from metasd_langchain.cli.train import Asked, run
 
-        run("eagle", domain, out, Asked(data, model, dtype, tokens, minutes, seed))
+        run("eagle", domain, out, Asked(data, model, dtype, tokens, minutes, seed), start)
 
 
 @train_app.command("small_lm")
@@ -318,7 +327,7 @@ def _train_preset(
     ] = None,
     model: Model = None,
     dtype: Dtype = "auto",
-    tokens: Tokens = None,
+    tokens: PresetTokens = None,
     minutes: Minutes = 0.0,
     seed: Seed = 0,
 ) -> None:

@@ -65,7 +65,7 @@ class Asked:
     seed: int = 0
 
 
-def run(kind: str, domain: str, out: Path, asked: Asked) -> None:
+def run(kind: str, domain: str, out: Path, asked: Asked, start: Path | None = None) -> None:
     """Train one drafter.
 
     Args:
@@ -73,6 +73,7 @@ def run(kind: str, domain: str, out: Path, asked: Asked) -> None:
         domain: one of the five, or "ofa".
         out: its folder.
         asked: the rest.
+        start: folder of a trained head that it goes on from.
     """
     if domain not in (*DOMAINS, OFA):
         raise UnknownName("domain", domain, (*DOMAINS, OFA))
@@ -80,7 +81,7 @@ def run(kind: str, domain: str, out: Path, asked: Asked) -> None:
     from metasd_langchain.training.run import train
 
     with _Screen() as screen:
-        recipe = train(target, domain, out, folder, settings, watcher=screen)
+        recipe = train(target, domain, out, folder, settings, watcher=screen, start=start)
     _report({domain: recipe})
 
 
@@ -89,7 +90,10 @@ def run_preset(name: str, out: Path | None, asked: Asked) -> None:
     if name not in PRESETS:
         raise UnknownName("preset", name, PRESETS)
     folder, target, settings = _prepared("eagle", asked)
-    from metasd_langchain.training.preset import train_preset
+    from metasd_langchain.training.preset import TOKENS, train_preset
+
+    if asked.tokens is None:
+        settings = replace(settings, tokens=TOKENS)
 
     with _Screen() as screen:
         recipes = train_preset(target, name, folder, settings, watcher=screen, out=out)

@@ -30,6 +30,7 @@ from metasd_langchain.training.recipe import (
     write_recipe,
 )
 from metasd_langchain.training.shards import Row, check_space, shard_seconds
+from metasd_langchain.training.start import head_digest, load_start, take_over
 from metasd_langchain.training.students import EagleStudent, SmallLMStudent, Student
 from metasd_langchain.training.teacher import Data, TeacherOptions, make_data
 
@@ -155,6 +156,7 @@ def train(
     *,
     watcher: Watcher,
     root: Path | None = None,
+    start: Path | None = None,
 ) -> dict[str, Any]:
     """Train a drafter for a domain into a folder; goes on where an earlier call was interrupted.
 
@@ -166,27 +168,36 @@ def train(
         settings: what and how.
         watcher: told what goes on.
         root: folder of all teacher data; default in the user's cache.
+        start: folder of a trained head of the same shape whose weights this one begins with; its draft vocabulary may
+            be another.
 
     Returns:
         The recipe.
 
     Raises:
         CorpusError, TrainingError, BadOption, MissingExtra: see the parts; a drafter that was there stays.
+        BadCheckpoint, IncompatibleVocabulary: of `start`.
     """
     settings = settings or Settings()
     need_matplotlib()
-    run = digest({"settings": asdict(settings), "domain": domain, "target": target.name, "layout": 1})
+    if start is not None and settings.kind != "eagle":
+        raise BadOption("start", start.name, "nothing: only heads begin with another's weights")
+    begun = {} if start is None else {"start": head_digest(start)}
+    run = digest({"settings": asdict(settings), "domain": domain, "target": target.name, "layout": 1, **begun})
     known = finished(out, run)
     if known is not None:
         watcher.say(f"{out.name}: already trained with these settings")
         return known
+    parts = TargetParts.of(target.lm, target.name)
+    first = None if start is None else load_start(start, _head_config(parts, settings, 1), parts)
     teacher = gather(target, domain, data, settings, watcher, root)
     rows, held_out = teacher.rows(), teacher.rows(held_out=True)
     data_s = shard_seconds((*teacher.held_out, *teacher.shards))
-    parts = TargetParts.of(target.lm, target.name)
     ids = draft_vocabulary(teacher, rows, settings.vocabulary, sorted(target.stop_ids))
     scale = float(torch.cat([row.hidden[:, -parts.hidden_size :] for row in held_out]).float().square().mean().sqrt())
     student = _student(target, parts, ids, teacher, settings, scale)
+    if first is not None:
+        take_over(student.module, first)
     count = sum(one.numel() for one in student.module.parameters())
     check_space(out, count * 22)  # weights, their best, two moments, each written beside the one it replaces
     said = _Fitting(watcher, domain)
@@ -197,6 +208,7 @@ def train(
         "domain": domain,
         "kind": settings.kind,
         "settings": asdict(settings),
+        "start": None if start is None else {"name": start.name, "weights": begun["start"]},
         "parameters": count,
         **_went(teacher, ids, rows, fitted, data_s),
         "versions": {
@@ -227,9 +239,13 @@ def _student(
         common["prompt_weight"] = settings.prompt_weight
     if settings.kind == "small_lm":
         return SmallLMStudent(settings.small, parts, ids, fingerprint=fingerprint(target.tokenizer), **common)
-    config = EagleConfig.of_target(parts, **{**head_shape(parts), "draft_vocab_size": len(ids), **settings.head})
+    config = _head_config(parts, settings, len(ids))
     common |= {"layers": teacher.layers, "unroll": settings.unroll}
     return EagleStudent(config, parts, ids, regression=settings.regression, scale=scale, **common)
+
+
+def _head_config(parts: TargetParts, settings: Settings, vocabulary: int) -> EagleConfig:
+    return EagleConfig.of_target(parts, **{**head_shape(parts), "draft_vocab_size": vocabulary, **settings.head})
 
 
 def head_shape(parts: TargetParts) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch
 
 from metasd_langchain.errors import BadCheckpoint, BadOption, CorpusError, MissingExtra, TrainingError, UnknownName
 from metasd_langchain.models.draft_lm import DraftLM, DraftLMConfig
-from metasd_langchain.models.eagle import EagleConfig, TargetParts
-from metasd_langchain.models.eagle_format import load_eagle
+from metasd_langchain.models.eagle import EagleConfig, EagleHead, TargetParts
+from metasd_langchain.models.eagle_format import load_eagle, save_eagle
 from metasd_langchain.models.eagle_step import HeadCache, load_step
 from metasd_langchain.models.load import Target, load_target
 from metasd_langchain.testing.models import tiny_model, tiny_tokenizer
@@ -24,6 +24,7 @@ from metasd_langchain.training.preset import train_preset
 from metasd_langchain.training.prompts import Corpus, Prompt
 from metasd_langchain.training.run import Settings, draft_vocabulary, train
 from metasd_langchain.training.shards import Row
+from metasd_langchain.training.start import head_digest, load_start, take_over
 from metasd_langchain.training.students import AHEAD, EagleStudent, SmallLMStudent, Tally
 from metasd_langchain.training.teacher import Data, TeacherOptions, make_data
 
@@ -336,16 +337,54 @@ def test_a_preset_trains_one_for_each_domain_and_one_for_all(target: Target, tmp
     settings = replace(SETTINGS, tokens=60)
     out, root = tmp_path / "out", tmp_path / "teacher"
     made = train_preset(target, "five-domains", None, settings, watcher=Watching(), out=out, root=root)
-    assert list(made) == ["code", "translation", "summarization", "qa", "math", "ofa"]
+    assert list(made) == ["ofa", "code", "translation", "summarization", "qa", "math"]
     assert sorted(path.name for path in out.iterdir()) == sorted(made)
-    specialists = [made[domain]["data"]["answer_tokens"] for domain in list(made)[:5]]
+    specialists = [made[domain]["data"]["answer_tokens"] for domain in list(made)[1:]]
     assert made["ofa"]["data"]["answer_tokens"] == sum(specialists)
     assert made["ofa"]["steps"]["planned"] >= 3 * made["math"]["steps"]["planned"]
     second = Watching()
     assert train_preset(target, "five-domains", None, settings, watcher=second, out=out, root=root) == made
     assert second.steps == 0
+    begun = head_digest(out / "ofa")
+    assert [made[domain]["start"] for domain in made] == [None] + [{"name": "ofa", "weights": begun}] * 5
     with pytest.raises(UnknownName, match="preset 'six'"):
         train_preset(target, "six", None, settings, watcher=second)
+
+
+def test_a_head_goes_on_from_another_whatever_its_vocabulary(target: Target, tmp_path: Path) -> None:
+    parts = TargetParts.of(target.lm, target.name)
+    shape = {"intermediate_size": 48, "head_dim": 16}
+
+    def fresh(ids: list[int], seed: int, **changes: Any) -> EagleHead:
+        config = EagleConfig.of_target(parts, **{**shape, "draft_vocab_size": len(ids), **changes})
+        return EagleHead.initialised(config, parts, torch.tensor(ids), seed=seed)
+
+    other, own = fresh([1, 3, 5, 9], 1), fresh([0, 3, 4, 9, 12], 2)
+    with torch.no_grad():
+        other.lm_head.weight.add_(1.0)
+    before = own.lm_head.weight.detach().clone()
+    take_over(own, other)
+    assert torch.equal(own.lm_head.weight[[1, 3]], other.lm_head.weight[[1, 3]])
+    assert torch.equal(own.lm_head.weight[[0, 2, 4]], before[[0, 2, 4]])
+    given = dict(other.named_parameters())
+    for name, parameter in own.named_parameters():
+        assert name == "lm_head.weight" or torch.equal(parameter, given[name])
+    assert own.draft_ids.tolist() == [0, 3, 4, 9, 12]
+    with pytest.raises(BadCheckpoint, match=r"config\.json, intermediate_size: is 64, training needs 48"):
+        load_start(save_eagle(fresh([1], 1, intermediate_size=64), tmp_path), own.config, parts)
+
+
+def test_what_cannot_be_begun_with_is_refused_before_data_are_made(
+    target: Target, tmp_path: Path, trained_on: None
+) -> None:
+    out, root, watching = tmp_path / "out", tmp_path / "teacher", Watching()
+    for start in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(BadCheckpoint, match=r"config\.json"):
+            train(target, "math", out, None, SETTINGS, watcher=watching, root=root, start=start)
+    with pytest.raises(BadOption, match="start"):
+        train(target, "math", out, None, replace(SETTINGS, kind="small_lm"), watcher=watching, root=root, start=out)
+    assert not out.exists()
+    assert not root.exists()
 
 
 def test_missing_matplotlib_is_said_before_anything_is_computed(
