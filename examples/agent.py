@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import ToolCallLimitMiddleware
 from langchain_core.tools import tool
 
 from metasd_langchain import ChatMetaSD
@@ -23,7 +24,11 @@ def in_stock(article: str) -> int:
 
 
 def make_agent(llm: ChatMetaSD) -> Any:
-    return create_agent(llm, [in_stock], system_prompt="You work in a bakery. Look the stock up, then answer.")
+    system = "You work in a bakery. Look the stock up, then answer."
+    # a small model may look up for ever
+    return create_agent(
+        llm, [in_stock], system_prompt=system, middleware=[ToolCallLimitMiddleware(run_limit=3, exit_behavior="end")]
+    )
 
 
 def main(model: str | None = None) -> None:

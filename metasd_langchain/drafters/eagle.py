@@ -89,7 +89,7 @@ class _Session:
         self._step, self._shape = step, shape
         self._drawn = request.verify == "rejection" and not request.sampling.greedy
         size = step.config.target_vocab_size
-        self._proposer = Proposer(request.sampling, step.draft_ids, size, exact=self._drawn)
+        self._proposer = Proposer(request.sampling, step.draft_ids, size, exact=self._drawn, spread=step.config.spread)
         self._prompt = len(request.prompt)
         self._cache = HeadCache()
         self._feature: Tensor | None = None

@@ -66,6 +66,8 @@ class EagleConfig:
             not the state alone. With little training it learns much faster; other readers of the format lack it.
         target: name of the target it was trained for, or "".
         tokenizer: fingerprint of the target's tokenizer (``models/vocabulary.py``), or "" when the file says nothing.
+        spread: what the head's scores are divided by to give the chances that the target takes its tokens, greedy and
+            sampled; see ``training/calibration.py``.
     """
 
     version: Literal["eagle", "eagle3"]
@@ -90,6 +92,7 @@ class EagleConfig:
     join_residual: bool = False
     target: str = ""
     tokenizer: str = ""
+    spread: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
         if self.version not in ("eagle", "eagle3"):
@@ -105,6 +108,8 @@ class EagleConfig:
             raise BadOption("draft_vocab_size", self.draft_vocab_size, f"from 1 to {self.target_vocab_size}")
         if self.activation not in ACTIVATIONS:
             raise BadOption("activation", self.activation, ", ".join(ACTIVATIONS))
+        if not all(0.0 < value < math.inf for value in self.spread):
+            raise BadOption("spread", self.spread, "two numbers above 0")
         if not self.aux_layers or (self.version == "eagle" and len(self.aux_layers) != 1):
             raise BadOption("aux_layers", self.aux_layers, "one layer for 'eagle', one or more for 'eagle3'")
 

@@ -166,6 +166,7 @@ class _Reader:
             "join_residual": version == "eagle3" and bool(self._raw.get("join_residual", False)),
             "target": self._target(),
             "tokenizer": str((self._raw.get("metasd") or {}).get("tokenizer", "")),
+            "spread": self._spread(),
         }
         try:
             return EagleConfig(**shape)
@@ -210,6 +211,12 @@ class _Reader:
                 self._file, "eagle_aux_hidden_state_layer_ids", f"no list of layers from 0 to the target's {layers}"
             )
         return tuple(said)
+
+    def _spread(self) -> tuple[float, float]:
+        said = (self._raw.get("metasd") or {}).get("spread", [1.0, 1.0])
+        if not isinstance(said, list) or len(said) != 2 or not all(type(value) in (int, float) for value in said):
+            raise BadCheckpoint(self._file, "metasd.spread", "no pair of numbers")
+        return float(said[0]), float(said[1])
 
     def _target(self) -> str:
         verifier = (self._raw.get("speculators_config") or {}).get("verifier") or {}
@@ -371,7 +378,7 @@ def _as_speculators(config: EagleConfig, notes: Mapping[str, Any]) -> dict[str, 
         **(own if third else {"fusion_bias": config.fc_bias}),
         "embed_requires_grad": False,
         "tie_word_embeddings": False,
-        "metasd": {"tokenizer": config.tokenizer, **notes},
+        "metasd": {"tokenizer": config.tokenizer, "spread": list(config.spread), **notes},
     }
 
 

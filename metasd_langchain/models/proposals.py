@@ -55,9 +55,19 @@ class Proposer:
         ids: ``[columns]`` target id of each column, or None when a column is a target id.
         size: columns of the target's logits.
         exact: give `q`, and draw from the whole distribution: needed for rejection sampling.
+        spread: what scores are divided by to give chances, greedy and sampled; changes no token.
     """
 
-    def __init__(self, sampling: Sampling, ids: NDArray[np.int64] | None, size: int, *, exact: bool = False) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        ids: NDArray[np.int64] | None,
+        size: int,
+        *,
+        exact: bool = False,
+        spread: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        self._spread = spread[0] if sampling.greedy else spread[1]
         self._sampling, self._ids, self._size = sampling, ids, size
         self._exact = exact and not sampling.greedy  # a greedy draft is a point mass
         self._temperature = 1.0 if sampling.greedy else max(sampling.temperature, 1e-30)
@@ -116,21 +126,23 @@ class Proposer:
             For each node target ids, best first, and the chance of each that the target takes it. Greedy, that is the
             drafter's own probability. When sampling, the noise is known, and how far the target's probabilities are
             from the drafter's is not. Taken as Gumbel noise once more, the chance is the softmax of ``log q + noise``.
+            Both are of scores divided by `spread`.
         """
         with torch.inference_mode():
             scores = logits.float()
             scores = (scores - scores.amax(-1, keepdim=True)).div_(self._temperature)
-            totals = scores.logsumexp(-1).cpu().numpy().astype(np.float64)
+            spread = self._spread if self._sampling.greedy else 1.0
+            totals = (scores / spread).logsumexp(-1).cpu().numpy().astype(np.float64)
             high = scores.topk(min(width if self._sampling.greedy else _LIKELY, scores.shape[-1]))
         values, columns = high.values.cpu().numpy().astype(np.float64), high.indices.cpu().numpy()
         ids = columns if self._ids is None else self._ids[columns]
         if self._sampling.greedy:
-            return ids.tolist(), np.exp(values - totals[:, None]).tolist()
+            return ids.tolist(), np.exp(values / spread - totals[:, None]).tolist()
         noisy = values + np.reshape(noise.gumbel(position, ids.ravel()), ids.shape)
         for row, total in enumerate(totals.tolist()):
             noisy[row, len(self._kept(values[row], total)) :] = -np.inf
         order = np.argsort(-noisy, axis=1, kind="stable")[:, :width]
-        shares = np.exp(noisy - noisy.max(1, keepdims=True))
+        shares = np.exp((noisy - noisy.max(1, keepdims=True)) / self._spread)
         shares /= shares.sum(1, keepdims=True)
         return np.take_along_axis(ids, order, 1).tolist(), np.take_along_axis(shares, order, 1).tolist()
 

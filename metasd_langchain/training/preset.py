@@ -16,7 +16,7 @@ from metasd_langchain.training.run import Settings, Watcher, train
 __all__ = ["TOKENS", "preset_settings", "train_preset"]
 
 TOKENS = 60_000  # of a domain: six heads within two hours of two cores
-_PASSES = 4.0
+_PASSES = 5.0
 _SLOWER = 0.5  # learning rate of a specialist, which goes on from OFA, beside that of OFA, which starts from nothing
 
 

@@ -18,6 +18,7 @@ from metasd_langchain.models.eagle import EagleConfig, TargetParts
 from metasd_langchain.models.embedded import cache_root
 from metasd_langchain.models.load import Target
 from metasd_langchain.models.vocabulary import fingerprint
+from metasd_langchain.training.batches import batches, padded
 from metasd_langchain.training.loop import CHECKPOINT, FitOptions, Fitted, fit
 from metasd_langchain.training.places import DOMAINS, OFA
 from metasd_langchain.training.prompts import corpus
@@ -202,6 +203,7 @@ def train(
     check_space(out, count * 22)  # weights, their best, two moments, each written beside the one it replaces
     said = _Fitting(watcher, domain)
     fitted = fit(student, rows, held_out, out, settings.fit, run=run + _names(teacher), say=said)
+    student.calibrate(padded(group) for group in batches(held_out, settings.fit.batch_tokens * 2, 0))
     recipe = {
         "run": run,
         "target": target.name,

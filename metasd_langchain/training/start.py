@@ -16,7 +16,7 @@ from metasd_langchain.models.eagle_format import CONFIG, load_eagle
 
 __all__ = ["head_digest", "load_start", "take_over"]
 
-_FREE = ("draft_vocab_size", "target", "tokenizer")  # what two heads of one shape may differ in
+_FREE = ("draft_vocab_size", "target", "tokenizer", "spread")  # what two heads of one shape may differ in
 
 
 def head_digest(folder: Path) -> str:

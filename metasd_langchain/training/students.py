@@ -8,8 +8,8 @@ whether the likeliest tokens agree. Both are taken at every step ahead for a hea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,10 +22,12 @@ from metasd_langchain.models.eagle import EagleConfig, EagleHead, TargetParts
 from metasd_langchain.models.eagle_format import save_eagle
 from metasd_langchain.models.vocabulary import DraftVocabulary
 from metasd_langchain.training.batches import Batch
+from metasd_langchain.training.calibration import fit_spread, shared_noise
 
 __all__ = ["AHEAD", "EagleStudent", "SmallLMStudent", "Student", "Tally"]
 
 AHEAD = 4  # steps ahead that are measured
+_CALIBRATED = 256  # positions of a batch that chances are fitted to
 _BETA, _DISTANCE = 0.5, 10.0  # of the regression: where it turns linear, and its size beside the cross entropy
 _DECAY = 0.8  # weight of each further step in the loss, as in EAGLE-3
 
@@ -44,6 +46,10 @@ class Student(Protocol):
 
     def tally(self, batch: Batch) -> Tally:
         """How often its proposals would be kept."""
+        ...
+
+    def calibrate(self, held_out: Iterable[Batch]) -> None:
+        """Learn how far its chances are to be trusted; after training."""
         ...
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
@@ -249,6 +255,37 @@ class EagleStudent(_Distilled):
             places = torch.stack([chosen[:, 0], chosen[:, 1] + 1], 1)
             return self._compared(teacher, own, batch, places, [at >= step for step in range(AHEAD)])
 
+    def calibrate(self, held_out: Iterable[Batch]) -> None:
+        """See Student: every step ahead counts, as it does in a tree."""
+        noise = torch.Generator().manual_seed(0)
+        greedy: tuple[list[Tensor], list[Tensor]] = [], []
+        drawn: tuple[list[Tensor], list[Tensor]] = [], []
+        for batch in held_out:
+            with torch.no_grad():
+                chosen = batch.answer[:, 1:].nonzero()[:_CALIBRATED]
+                teacher, own, at, _ = self._both(batch, chosen, AHEAD)
+            rows, places = chosen[:, 0], at + 1
+            follows = (places + 1).clamp_max(batch.tokens.shape[1] - 1)
+            following = batch.tokens[rows, follows]
+            real = batch.real[rows, follows] & (places + 1 < batch.tokens.shape[1])
+            normaliser = batch.normalisers[rows, places]
+            for step, logits in enumerate(own):
+                use = batch.greedy[rows] & real & (at >= step)
+                greedy[0].append(logits[use].float())
+                greedy[1].append(self._columns_of(following[use]))
+                use = ~batch.greedy[rows] & ~normaliser.isnan() & (at >= step)
+                heat = batch.temperatures[rows[use]][:, None]
+                goal = teacher[use] / heat - normaliser[use][:, None]
+                scores, taken = shared_noise(goal, (logits[use].float() / heat).log_softmax(-1), noise)
+                drawn[0].append(scores)
+                drawn[1].append(taken)
+        self.module.config = replace(self.module.config, spread=(fit_spread(*greedy), fit_spread(*drawn)))
+
+    def _columns_of(self, ids: Tensor) -> Tensor:
+        """Draft ids of target ids, -1 where there is none."""
+        places = torch.searchsorted(self.draft_ids, ids).clamp_max(len(self.draft_ids) - 1)
+        return torch.where(self.draft_ids[places] == ids, places, -1)
+
     def _both(self, batch: Batch, chosen: Tensor, steps: int) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
         """At chosen pairs the teacher's logits and the head's of each step, the pairs' indices, and features."""
         rows, at = chosen[:, 0], chosen[:, 1]
@@ -330,6 +367,9 @@ class SmallLMStudent(_Distilled):
             teacher = self._teacher(batch.hidden[rows, places])
         with self._autocast():
             return teacher, self.module(batch.tokens)[rows, places]
+
+    def calibrate(self, held_out: Iterable[Batch]) -> None:
+        """See Student. Its format has no place for it."""
 
     def save(self, folder: Path, notes: dict[str, Any]) -> None:
         """See Student. Notes go into the recipe beside it."""

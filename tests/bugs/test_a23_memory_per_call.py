@@ -52,7 +52,9 @@ def level() -> Level:
     things = gc.get_objects()
     for thing in things:
         kind = type(thing)
-        if issubclass(kind, torch.Tensor):
+        if issubclass(kind, torch.Tensor) and thing.layout is not torch.strided:
+            storages[id(thing)] = thing.numel() * thing.element_size()  # packed weights show no storage
+        elif issubclass(kind, torch.Tensor):
             storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
         elif str(kind.__module__).startswith("metasd_langchain"):
             ours[kind.__qualname__] += 1
