@@ -82,12 +82,26 @@ def test_hinted_posterior_by_hand():
     policy = HintedUCB(prior=table, prior_weight=3.0, keep=1.0, forget=0.0)
     teach(policy, "x@8", [0.5], hint=3.0)
     arm = policy._arms["x@8"]
-    mean, certainty = policy._belief(arm, bucket_of(3.0), policy._shared_level())
+    mean, certainty = policy._belief(arm, bucket_of(3.0), policy._levels())
     assert mean == pytest.approx(0.4625)
     assert certainty == pytest.approx(1 + 1 + 0.25)
-    mean, certainty = policy._belief(arm, bucket_of(6.0), policy._shared_level())
+    mean, certainty = policy._belief(arm, bucket_of(6.0), policy._levels())
     assert mean == pytest.approx(0.1 + 3.5 * 0.3)  # the other bucket is lifted in proportion
     assert certainty == pytest.approx(1 + 0.25)
+
+
+def test_arms_of_one_kind_teach_each_other_by_hand():
+    """As above, but the arm is of a kind: the kind's level is (0.05 * 2.5 + 0.4) / (0.05 + 0.1) = 3.5, which an arm of
+    the kind that was never played takes over, and one of no kind does not.
+    """
+    row = {"miss": 0.1, "3-4": 0.2}
+    policy = HintedUCB(prior={"x": row, "y": row}, prior_weight=3.0, keep=1.0, forget=0.0)
+    teach(policy, "x-1@8", [0.5], hint=3.0)
+    levels, bucket = policy._levels(), bucket_of(3.0)
+    assert policy._belief(policy._fresh_arm("x-2@8"), bucket, levels)[0] == pytest.approx(0.1 + 3.5 * 0.1)
+    assert policy._belief(policy._fresh_arm("y@8"), bucket, levels)[0] == pytest.approx(0.1 + 2.5 * 0.1)
+    own = (3 * (0.1 + (0.05 * 3.5 + 0.4) / 0.15 * 0.1) + 0.5) / 4
+    assert policy._belief(policy._arms["x-1@8"], bucket, levels)[0] == pytest.approx(own)
 
 
 def test_hinted_follows_the_prior_when_cold():

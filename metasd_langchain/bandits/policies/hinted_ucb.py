@@ -5,7 +5,8 @@ Law: hints fall into buckets. ``argmax_i m_i + c * s * sqrt(ln(1 + T) / (1 + n_c
 - ``m_i``, the posterior mean of cell (arm, bucket), is ``(k * prior + sum_cell) / (k + n_cell)``;
 - ``prior = miss + level_i * (table - miss)``, where ``miss`` is what a draft that fails is worth, and ``level_i`` the
   gain over ``miss`` of the arm's rounds as a share of the gain the table promised for them, shrunk to the same share
-  over all arms, shrunk to 1. So hard text lowers arms not yet tried, too, and one bucket teaches the others;
+  over all arms, shrunk to 1. So hard text lowers arms not yet tried, too, and one bucket teaches the others. Arms of
+  one kind (``eagle-math``, ``eagle-code``: the name up to the first "-") are shrunk to their kind first;
 - ``s`` is the mean absolute surprise, so that exploring follows the reward's own scale; ``T`` is capped.
 
 Forgetting has two parts. All evidence fades a little every round, so that an arm long unused drifts back to its prior
@@ -43,8 +44,8 @@ _NOTHING, _NO_IDEA = 0, 7
 _TABLE_COLUMNS = ("miss", *BUCKETS[1:])
 
 # Expected reward by bucket, in units of the rescaled throughput: 1/16 = 0.0625 is a plain step; "miss" is a round whose
-# draft fails. Keyed by arm, else by drafter, else "default". Measured on 12 Spec-Bench prompts with the embedded model,
-# greedy and at temperature 0.8 counting alike (evaluators: priors), smoothed to rise with the match.
+# draft fails. Keyed by arm, else by drafter, else by kind, else "default". Measured on 12 Spec-Bench prompts with the
+# embedded model, greedy and at temperature 0.8 counting alike (evaluators: priors), smoothed to rise with the match.
 DEFAULT_PRIOR: Mapping[str, Mapping[str, float]] = {
     "default": {
         "miss": 0.05, "1": 0.08, "2": 0.11, "3-4": 0.16, "5-8": 0.22, "9-16": 0.30, "17+": 0.40, "nan": 0.08,
@@ -60,6 +61,7 @@ _DEFAULTS: Mapping[str, object] = {"c": 0.5, "prior": {}, "prior_weight": 3.0, "
 _TYPICAL = 0.05  # size of a gain; turns the rounds below into gains
 _LEAST_GAIN = 0.005  # a promise of no gain at all would say nothing when it is broken
 _SHARED_WEIGHT = 2.0  # rounds that "all arms are as the table says" counts
+_KIND_WEIGHT = 1.0  # rounds that "this kind is like the others" counts
 _LEVEL_WEIGHT = 1.0  # rounds that "this arm is like the others" counts
 _SIBLING = 0.25  # what a round in another bucket counts towards certainty
 _SIGNAL_RATE, _MOST_FORGOTTEN = 0.25, 0.3  # of the errors' averages; of an arm's evidence, by one round
@@ -84,9 +86,12 @@ class _Cell:
 class _Arm:
     """Discounted rounds of an arm. `clock` is the log of all discounts so far, `seen` the round of the last."""
 
-    __slots__ = ("cells", "clock", "count", "error", "expected", "gain", "miss", "promise", "seen", "surprise", "total")
+    __slots__ = (
+        "cells", "clock", "count", "error", "expected", "gain", "kind", "miss", "promise", "seen", "surprise", "total",
+    )  # fmt: skip
 
-    def __init__(self, miss: float, promise: tuple[float, ...]) -> None:
+    def __init__(self, miss: float, promise: tuple[float, ...], kind: str = "") -> None:
+        self.kind = kind
         self.miss, self.promise = miss, promise  # promised gains over miss, by bucket
         self.count = self.total = self.gain = self.expected = self.clock = self.error = 0.0
         self.seen = 0.0
@@ -120,7 +125,7 @@ class HintedUCB:
 
     def select(self, situation: Situation, rng: np.random.Generator) -> Choice:
         """The arm of highest index; plain carries no bonus, since it is known."""
-        shared = self._shared_level()
+        levels = self._levels()
         reach = self._c * self._surprise * math.sqrt(math.log1p(min(self._rounds, self._horizon)))
         best, best_index = "", -math.inf
         idle_plain = self._plain.total / self._plain.count
@@ -133,7 +138,7 @@ class HintedUCB:
             elif bucket == _NOTHING:
                 continue  # plain is the same, and honest about it
             else:
-                mean, certainty = self._belief(self._arms.get(name) or self._fresh_arm(name), bucket, shared)
+                mean, certainty = self._belief(self._arms.get(name) or self._fresh_arm(name), bucket, levels)
                 index = mean + reach / math.sqrt(certainty)
             if index > best_index:
                 best, best_index = name, index
@@ -149,7 +154,7 @@ class HintedUCB:
             self._plain.total = (self._plain.total + reward) * fade
         else:
             arm = self._arm(choice.arm)
-            mean, _ = self._belief(arm, bucket, self._shared_level())
+            mean, _ = self._belief(arm, bucket, self._levels())
             self._learn(arm, bucket, reward, reward - mean)
         self._rounds += 1.0
 
@@ -218,17 +223,25 @@ class HintedUCB:
             arm.cells[BUCKETS.index(label)] = _Cell(count, total, _read(cell, "clock"))
         return arm
 
-    def _shared_level(self) -> float:
-        """Gain of all arms together as a share of the promised gain, shrunk to 1."""
+    def _levels(self) -> Mapping[str, float]:
+        """Gain of all arms (key "") as a share of the promised gain, shrunk to 1; of each kind, shrunk to that."""
         gain = expected = _SHARED_WEIGHT * _TYPICAL
+        kinds: dict[str, list[float]] = {}
         for arm in self._arms.values():
             fade = math.exp(self._log_keep * (self._rounds - arm.seen))
             gain += arm.gain * fade
             expected += arm.expected * fade
-        return max(0.0, gain / expected)
+            if arm.kind:
+                sums = kinds.setdefault(arm.kind, [0.0, 0.0])
+                sums[0] += arm.gain * fade
+                sums[1] += arm.expected * fade
+        shared = max(0.0, gain / expected)
+        pull = _KIND_WEIGHT * _TYPICAL
+        return {"": shared} | {kind: max(0.0, (pull * shared + a) / (pull + b)) for kind, (a, b) in kinds.items()}
 
-    def _belief(self, arm: _Arm, bucket: int, shared: float) -> tuple[float, float]:
+    def _belief(self, arm: _Arm, bucket: int, levels: Mapping[str, float]) -> tuple[float, float]:
         """Posterior mean of a cell, and the rounds its certainty is worth (at least 1)."""
+        shared = levels.get(arm.kind, levels[""])
         fade = math.exp(self._log_keep * (self._rounds - arm.seen))
         pull = _LEVEL_WEIGHT * _TYPICAL
         level = max(0.0, (pull * shared + arm.gain * fade) / (pull + arm.expected * fade))
@@ -270,10 +283,12 @@ class HintedUCB:
         return arm
 
     def _new_arm(self, name: str) -> _Arm:
-        row = self._table.get(name) or self._table.get(name.partition("@")[0]) or {}
+        drafter = name.partition("@")[0]
+        kind = drafter.partition("-")[0] if "-" in drafter else ""
+        row = self._table.get(name) or self._table.get(drafter) or self._table.get(kind) or {}
         row = {**self._table["default"], **row}
         miss = row["miss"]
-        return _Arm(miss, tuple(max(_LEAST_GAIN, row.get(bucket, miss) - miss) for bucket in BUCKETS))
+        return _Arm(miss, tuple(max(_LEAST_GAIN, row.get(bucket, miss) - miss) for bucket in BUCKETS), kind)
 
 
 _ARM_FIELDS = ("count", "total", "gain", "expected", "clock", "error", "surprise", "seen")
