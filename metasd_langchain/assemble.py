@@ -18,10 +18,10 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from metasd_langchain.bandits import Policy
@@ -33,6 +33,7 @@ from metasd_langchain.drafters import Drafter
 from metasd_langchain.engine.pool import Pool
 from metasd_langchain.errors import BadOption, UnknownName
 from metasd_langchain.registry import known_names, resolve
+from metasd_langchain.training.places import DOMAINS, OFA, PRESETS
 from metasd_langchain.values import PLAIN, Arm
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def make_pool(
     """Drafters, arms and bandit. Loads no weights and no torch.
 
     Args:
-        arms: names such as "suffix@16" ("plain" drafts nothing), names with a path such as "eagle:five-domains/math@5",
-            drafter objects, or pairs (object, budget).
+        arms: names such as "suffix@16" ("plain" drafts nothing), names with a path such as "eagle:five-domains/math@8",
+            a whole preset such as "eagle:five-domains@8", drafter objects, or pairs (object, budget).
         policy: a policy's name, or a policy object that every pipeline step starts from a copy of.
         reward: a reward's name, or a Reward.
         memory: "process", "request", a file's path, or a Memory.
@@ -91,7 +92,7 @@ def make_pool(
         raise BadOption("drafters", arms, "a list of arms")
     drafters: dict[str, Drafter] = {}
     given: dict[str, str] = {}  # specification of a drafter with a path -> its name
-    parsed = [_arm(spec, drafters, given) for spec in arms]
+    parsed = [_arm(spec, drafters, given) for spec in _expanded(arms)]
     factory = policy_factory(policy, policy_options)
     worth = reward_named(reward)
     stored = Key(
@@ -124,6 +125,17 @@ def _written(thing: object) -> str:
 
 def _digest(thing: object) -> str:
     return hashlib.blake2s(_written(thing).encode(), digest_size=6).hexdigest()
+
+
+def _expanded(arms: Sequence[ArmSpec]) -> Iterator[ArmSpec]:
+    """A preset's name stands for all of its drafters, unless a folder is called so."""
+    for spec in arms:
+        name, at, budget = spec.partition("@") if isinstance(spec, str) else ("", "", "")
+        kind, _, path = name.partition(":")
+        if path in PRESETS and not Path(path).exists():
+            yield from (f"{kind}:{path}/{domain}{at}{budget}" for domain in (*DOMAINS, OFA))
+        else:
+            yield spec
 
 
 def _arm(spec: ArmSpec, drafters: dict[str, Drafter], given: dict[str, str]) -> Arm:

@@ -370,3 +370,13 @@ def test_a_device_that_is_not_there_is_named(path: str) -> None:
     with pytest.raises(BadOption) as caught:
         bound(path, device="cuda:99")
     assert caught.value.option == "device"
+
+
+def test_a_presets_name_stands_for_all_of_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pool = make_pool(["suffix@6", "eagle:five-domains@4", "plain"])
+    names = ["code", "translation", "summarization", "qa", "math", "ofa"]
+    assert [arm.name for arm in pool.selector.arms] == ["suffix@6", *(f"eagle-{name}@4" for name in names), "plain"]
+    assert [arm.name for arm in make_pool(["eagle:five-domains"]).selector.arms] == [f"eagle-{n}@8" for n in names]
+    (tmp_path / "five-domains").mkdir()  # a folder of the user's comes first
+    assert [arm.name for arm in make_pool(["eagle:five-domains@4"]).selector.arms] == ["eagle-five-domains@4"]
