@@ -58,7 +58,11 @@ def run(args: argparse.Namespace) -> None:
         from evaluators.tracing import Switch
     except ImportError as cause:
         raise EvaluatorError("needs the OpenTelemetry SDK: pip install 'metasd-langchain[otel]'") from cause
-    switch = Switch.install()
+    with Switch.installed() as switch:
+        _measure(switch, args, facts)
+
+
+def _measure(switch: Switch, args: argparse.Namespace, facts: dict[str, Any]) -> None:
     chosen = spread(load(find(args.prompts, args.data)), args.limit, args.seed)
     say(f"loading {args.model}")
     engine = shared_engine(args.model, dtype=args.dtype, device=args.device, progress=say)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,11 +45,15 @@ class Switch(trace.TracerProvider):
         self.on = False
 
     @classmethod
-    def install(cls) -> Switch:
-        """Make one the process's provider."""
+    @contextmanager
+    def installed(cls) -> Iterator[Switch]:
+        """Make one the process's provider. It stays that, since OpenTelemetry takes no second one, but off."""
         switch = cls()
         trace.set_tracer_provider(switch)
-        return switch
+        try:
+            yield switch
+        finally:
+            switch.on = False
 
     @property
     def on(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -23,6 +25,17 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", LANGSMITH_
 hypothesis.settings.register_profile("local", deadline=None)  # two shared cores: a deadline would test the machine
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def _metrics_are_nobodys() -> Iterator[None]:
+    """A test that leaves its meter provider in place takes every later test's metrics away: it fails itself."""
+    yield
+    module = sys.modules.get("metasd_langchain.telemetry.metrics")
+    left = None if module is None else module._own
+    if left is not None:
+        module.use(None)
+        pytest.fail("telemetry.metrics still reports to this test's provider")
 
 
 @pytest.fixture
