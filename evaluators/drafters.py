@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompts(parser, file="spec_bench_dev.jsonl", limit=60)
     parser.add_argument("--code", metavar="FILE", default="humaneval_dev.jsonl", help="prompts of the code domain")
     parser.add_argument("--heads", metavar="DIR", help=f"folder of the six heads (default: the preset {FIVE_DOMAINS})")
-    parser.add_argument("--budget", type=at_least(1), default=5, help="most tokens a head drafts")
+    parser.add_argument("--budget", type=at_least(1), default=8, help="most nodes of a head's tree (DECISIONS 36)")
     parser.add_argument("--max-tokens", type=at_least(2), default=128)
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--domain-prompts", type=at_least(1), default=12, metavar="N", help="of each domain")

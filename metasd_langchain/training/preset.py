@@ -17,19 +17,21 @@ __all__ = ["TOKENS", "preset_settings", "train_preset"]
 
 TOKENS = 60_000  # of a domain: six heads within two hours of two cores
 _PASSES = 5.0
-_SLOWER = 0.5  # learning rate of a specialist, which goes on from OFA, beside that of OFA, which starts from nothing
+# of a specialist, which goes on from OFA, beside OFA, which starts from nothing: passes, learning rate
+_SHORTER, _SLOWER = 0.5, 0.5
 
 
 def preset_settings(domain: str, settings: Settings) -> Settings:
     """Settings of one of a preset's drafters: OFA gets the sum of the five budgets.
 
-    It sees five domains' data as often as a specialist sees its own, so it makes five times the steps; a bound on the
-    minutes is five times as long. Its vocabulary is a third larger, since it has to speak of everything. A specialist
-    begins with OFA's weights, so its rate is lower.
+    It sees five domains' data, so a pass is five times as long; a bound on the minutes is, too. Its vocabulary is a
+    third larger, since it has to speak of everything. A specialist begins with OFA's weights, so it makes half the
+    passes at half the rate.
     """
     fit = replace(settings.fit, passes=min(settings.fit.passes, _PASSES))
     if domain != OFA:
-        return replace(settings, fit=replace(fit, learning_rate=fit.learning_rate * _SLOWER))
+        fit = replace(fit, passes=fit.passes * _SHORTER, learning_rate=fit.learning_rate * _SLOWER)
+        return replace(settings, fit=fit)
     longer = replace(fit, minutes=fit.minutes * len(DOMAINS))
     return replace(settings, fit=longer, vocabulary=settings.vocabulary * 4 // 3)
 
