@@ -14,7 +14,7 @@
         UnsupportedModel          loaded, but its layers cannot be verified in one packed forward
         BadCheckpoint             a drafter's checkpoint is truncated, foreign or does not fit (names file and field)
         BadRouter                 a router's file is truncated, foreign or of a newer format (names file and field)
-      BadDatastore              a datastore is empty, truncated or of a newer format
+        BadDatastore              a datastore is empty, truncated or of a newer format
         IncompatibleVocabulary    a drafter or datastore was made for another tokenizer
       RequestError                wrong request; raised before any compute
         PromptTooLong             names the prompt's length and the limit
