@@ -69,8 +69,8 @@ def routed_heads(
                 scores[name][domain].append(replay_pool(heads.bound, taken, arms, seat, vector))
         played[wording] = scores
     figures = {wording: {method: _tokens(own) for method, own in scores.items()} for wording, scores in played.items()}
-    for own in figures.values():
-        own["best single"] = max((own[head] for head in HEADS), key=lambda f: float(f["tokens_per_round"]))
+    for by_method in figures.values():
+        by_method["best single"] = max((by_method[head] for head in HEADS), key=lambda f: float(f["tokens_per_round"]))
     _print(figures)
     return figures
 

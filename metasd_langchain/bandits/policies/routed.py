@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +134,7 @@ class RoutedPrior:
     """A bandit a label, each started by the router; `make` gives fresh ones, `weight` is the pretended rounds."""
 
     name = "routed"
-    full_information = False
+    full_information: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ def create(options: Mapping[str, object]) -> Policy:
     """Options: ``router``, a `Router` or the file of one; ``arms``, label -> arm; ``prior``, the name of the policy to
     start ("": none, the router decides), with ``prior_options``; ``weight``, pretended rounds of an arm (default 3).
     """
-    defaults = {"router": None, "arms": {}, "prior": "", "prior_options": {}, "weight": 3.0}
+    defaults: dict[str, object] = {"router": None, "arms": {}, "prior": "", "prior_options": {}, "weight": 3.0}
     known = known_options("policy routed", options, defaults)
     router, arms = _router(known["router"]), known["arms"]
     if not isinstance(arms, Mapping) or not all(isinstance(name, str) for pair in arms.items() for name in pair):
