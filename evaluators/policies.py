@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
 def _contextual(arms: Sequence[str], rng: np.random.Generator) -> list[tuple[str, str, dict[str, object]]]:
     """What it is called, the policy, and its options."""
     labels = arms[:5]
-    router = fit_softmax(rng.standard_normal((50, _SIZE)), [labels[i % 5] for i in range(50)])
+    router = fit_softmax(rng.standard_normal((50, _SIZE)), [labels[i % len(labels)] for i in range(50)])
     return [
         ("linucb, four features", "linucb", {"features": list(FEATURES)}),
         ("routed, by a router", "routed", {"router": router}),
