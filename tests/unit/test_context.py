@@ -185,23 +185,25 @@ def test_linucb_learns_from_the_entropy_it_asked_for(engine: Engine) -> None:
 @pytest.mark.parametrize("how", ["hidden-mean", "hidden-last"])
 @pytest.mark.parametrize("room", [512, 3])
 def test_the_vector_of_a_prompt_is_the_models_own_state(target: Target, how: str, room: int) -> None:
-    """Also when the prompt is read in pieces, and beside another answer."""
+    """Also when the prompt is read in pieces, beside another answer, and with a draft behind it."""
+    prompt = (2, 40, 41, 42, 43, 40, 41, 42, 43, 40, 41)
     engine = Engine(target, prefill_tokens=room)
-    policy = Listener("recycling_tree@6", encoding=Encoding(how, 32))
+    policy = Listener("suffix@6", encoding=Encoding(how, 32))
     try:
         other = engine.generate(Request((2, 50, 51, 52), max_tokens=12), make_pool((PLAIN,)))
-        answer(engine, policy, Request(PROMPT, max_tokens=8), ("recycling_tree@6",))
+        steps = list(engine.generate(Request(prompt, max_tokens=8), make_pool(("suffix@6",), policy)))
         list(other)
     finally:
         engine.close()
+    assert steps[-1].summary.rounds[0].drafted > 0
     with torch.inference_mode():
-        states = MODEL(torch.tensor([PROMPT]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+        states = MODEL(torch.tensor([prompt]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
     expected = (states.mean(0) if how == "hidden-mean" else states[-1]).double().numpy()
     assert policy.seen[0].vector is None  # the first round reads the prompt
     for situation in policy.seen[1:]:
         assert situation.vector == pytest.approx(expected, abs=1e-4)
         assert situation.vector is policy.seen[1].vector
-    assert hidden_vectors(target, PROMPT, [how])[how] == pytest.approx(expected, abs=1e-4)
+    assert hidden_vectors(target, prompt, [how])[how] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_router_of_another_model_is_refused(engine: Engine) -> None:
