@@ -22,6 +22,7 @@ COMMANDS = {
     "policies": "what a choice costs: microseconds of select and update, milliseconds to load a memory",
     "drafters": "which trained head is best for which task, what a pool with heads gains, what switching costs",
     "priors": "what each arm earns by its drafter's hint: the table the default policy starts from",
+    "routers": "how often a router names a prompt's domain, also when asked otherwise; routed heads against the bandit",
     "constrained": "JSON under a grammar: tokens a second beside plain constrained decoding, cost, validity",
 }
 

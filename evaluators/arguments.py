@@ -48,7 +48,7 @@ def numbers(text: str) -> list[int]:
 def recorded(args: argparse.Namespace) -> dict[str, Any]:
     """The options for a report. Of a path only the name: where it lies is nobody's business."""
     kept = {name: value for name, value in vars(args).items() if name not in ("json", "data")}
-    for name in ("prompts", "code", "model", "heads"):
+    for name in ("prompts", "code", "model", "heads", "save"):
         if isinstance(kept.get(name), str) and Path(kept[name]).exists():
             kept[name] = Path(kept[name]).name
     return kept

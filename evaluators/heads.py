@@ -33,7 +33,7 @@ from metasd_langchain.models.checkpoints import preset_folder
 from metasd_langchain.training.places import DOMAINS, FIVE_DOMAINS, OFA
 from metasd_langchain.training.split import held_out
 
-__all__ = ["HEADS", "Heads", "domain_prompts", "held_out_prompts", "load_heads", "specialists"]
+__all__ = ["HEADS", "Heads", "domain_prompts", "held_out_prompts", "load_heads", "missing_heads", "specialists"]
 
 HEADS = (*DOMAINS, OFA)
 # Spec-Bench's name of a domain's task; code is HumanEval, which is a file of its own.
@@ -92,9 +92,7 @@ def load_heads(args: argparse.Namespace) -> Heads:
         MetaSDError: a checkpoint that is damaged or does not fit.
     """
     name = Path(args.model).name
-    folder = Path(args.heads).expanduser() if args.heads else preset_folder(name, FIVE_DOMAINS)
-    folders = {head: folder / head for head in HEADS}
-    missing = [head for head, place in folders.items() if not (place / "config.json").is_file()]
+    folders, missing = _folders(args), missing_heads(args)
     if missing:
         raise EvaluatorError(
             f"no trained heads for {', '.join(missing)} of {name}; train them: metasd train preset {FIVE_DOMAINS}"
@@ -103,6 +101,16 @@ def load_heads(args: argparse.Namespace) -> Heads:
     engine = shared_engine(args.model, dtype=args.dtype, device=args.device, progress=say)
     bound = {head: Eagle(str(place), name=f"eagle-{head}").bind(engine.target) for head, place in folders.items()}
     return Heads(engine, bound, folders)
+
+
+def missing_heads(args: argparse.Namespace) -> list[str]:
+    """Which of the six are not trained."""
+    return [head for head, place in _folders(args).items() if not (place / "config.json").is_file()]
+
+
+def _folders(args: argparse.Namespace) -> dict[str, Path]:
+    folder = Path(args.heads).expanduser() if args.heads else preset_folder(Path(args.model).name, FIVE_DOMAINS)
+    return {head: folder / head for head in HEADS}
 
 
 def specialists(heads: Heads, domains: Mapping[str, Sequence[Prompt]], args: argparse.Namespace) -> dict[str, Any]:

@@ -8,21 +8,23 @@ timed; what a round's forward costs is measured beside (`forward_seconds`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from metasd_langchain import Draft, Engine, Request, Sampling, make_pool
 from metasd_langchain.assemble import DEFAULT_ARMS
+from metasd_langchain.bandits.selector import Seat
 from metasd_langchain.drafters import Drafter, DraftSession, Draws
 from metasd_langchain.engine.draws import Draws as Noise
 from metasd_langchain.models.lm import Feed, Slot
-from metasd_langchain.values import EMPTY_DRAFT, Round
+from metasd_langchain.values import EMPTY_DRAFT, Arm, Choice, Round
 
-__all__ = ["Played", "Record", "forward_seconds", "record", "replay"]
+__all__ = ["Played", "Record", "forward_seconds", "record", "replay", "replay_pool"]
 
 _WIDEST = 2**20  # hidden states of every token are wanted
 
@@ -105,27 +107,82 @@ def record(engine: Engine, prompt: Sequence[int], sampling: Sampling, limits: An
 
 def replay(drafter: Drafter, taken: Record, budget: int) -> Played:
     """Play a bound drafter, alone, through a record."""
+    sessions = {"alone": drafter.open(taken.request)}
+    return _play(sessions, taken, budget, lambda hints, position: "alone", lambda *counts: None)
+
+
+def replay_pool(
+    drafters: Mapping[str, Drafter],
+    taken: Record,
+    arms: Sequence[Arm],
+    seat: Seat,
+    vector: NDArray[np.float64] | None = None,
+) -> Played:
+    """Play bound drafters through a record, the one of each round chosen by a bandit that learns.
+
+    Args:
+        drafters: by name.
+        taken: the answer.
+        arms: over those drafters, of one budget.
+        seat: of a selector over these arms whose reward counts tokens; seconds are not known here.
+        vector: of the prompt, for policies that want one.
+    """
+    sessions = {arm.drafter: drafters[arm.drafter].open(taken.request) for arm in arms}
+    by_name = {arm.name: arm.drafter for arm in arms}
+    last: list[Choice] = []
+    prompt = float(len(taken.request.prompt))
+
+    def choose(hints: Mapping[str, float], position: int) -> str:
+        told = {"position": float(position), "batch": 1.0, "prompt": prompt}
+        last[:] = [seat.choose({arm.name: hints[arm.drafter] for arm in arms}, told, vector=vector)]
+        return by_name[last[0].arm]
+
+    def learn(drafted: int, accepted: int, committed: int) -> None:
+        seat.learn(
+            last[0],
+            drafted=drafted,
+            accepted=accepted,
+            committed=committed,
+            draft_s=0.0,
+            score_s=1.0,
+            width=1 + drafted,
+        )
+
+    return _play(sessions, taken, arms[0].budget, choose, learn)
+
+
+def _play(
+    sessions: Mapping[str, DraftSession],
+    taken: Record,
+    budget: int,
+    choose: Callable[[Mapping[str, float], int], str],
+    learn: Callable[[int, int, int], None],
+) -> Played:
+    """Rounds through a record: `choose` is told hints and position, `learn` what was drafted, accepted, committed."""
     request = taken.request
     prompt, tokens = len(request.prompt), [*request.prompt, *taken.answer]
     noise = Noise(request.sampling.seed or 0)
-    session = drafter.open(request)
     committed, drafted, seconds = [], [], []
     read, known = 0, prompt + 1  # tokens in the target's slot; tokens committed
-    _tell(session, taken, read, prompt, tokens[prompt:known])
+    for session in sessions.values():
+        _tell(session, taken, read, prompt, tokens[prompt:known])
     read = prompt
     while known < len(tokens):
-        session.hint()
+        session = sessions[choose({name: own.hint() for name, own in sessions.items()}, known - prompt)]
         started = time.perf_counter()
         room = min(budget, request.max_tokens - (known - prompt) - 1)  # as in the engine: the target adds one
         draft = session.propose(tokens[:known], room, noise).cut(room, room) if room > 0 else EMPTY_DRAFT
         seconds.append(time.perf_counter() - started)
         accepted = _accepted(draft, tokens[known:])
         fresh = tokens[known : known + accepted + 1]
-        _tell(session, taken, read, known + accepted, fresh)
+        for told in sessions.values():
+            _tell(told, taken, read, known + accepted, fresh)
         read, known = known + accepted, known + len(fresh)
+        learn(len(draft), accepted, len(fresh))
         committed.append(len(fresh))
         drafted.append(len(draft))
-    session.close()
+    for session in sessions.values():
+        session.close()
     return Played(tuple(committed), tuple(drafted), tuple(seconds))
 
 

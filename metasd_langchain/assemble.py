@@ -115,10 +115,15 @@ def _kind(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
+def _labelled(thing: object) -> str:
+    """A live object's kind, with a hash of what is in it where it gives one."""
+    return f"{_kind(thing)} {getattr(thing, 'digest', '')}".rstrip()
+
+
 def _written(thing: object) -> str:
     """A thing as JSON, of live objects their kind, the same in every process."""
     try:
-        return json.dumps(thing, default=_kind, skipkeys=True)
+        return json.dumps(thing, default=_labelled, skipkeys=True)
     except (ValueError, RecursionError):  # it holds itself
         return _kind(thing)
 

@@ -13,6 +13,7 @@
       LoadError                   a model could not be loaded
         UnsupportedModel          loaded, but its layers cannot be verified in one packed forward
         BadCheckpoint             a drafter's checkpoint is truncated, foreign or does not fit (names file and field)
+        BadRouter                 a router's file is truncated, foreign or of a newer format (names file and field)
         BadDatastore              a datastore is empty, truncated or of a newer format
         IncompatibleVocabulary    a drafter or datastore was made for another tokenizer
       RequestError                wrong request; raised before any compute
@@ -44,6 +45,7 @@ __all__ = [
     "BadDatastore",
     "BadGrammar",
     "BadOption",
+    "BadRouter",
     "BadTool",
     "BanditMemoryError",
     "CapTooSmall",
@@ -175,6 +177,19 @@ class BadCheckpoint(LoadError):
     def __init__(self, file: str, field: str, problem: str, *, hint: str = "") -> None:
         self.file, self.field = file, field
         super().__init__(f"{file}{f', {field}' if field else ''}: {problem}", hint=hint)
+
+
+class BadRouter(LoadError):
+    """A router cannot be read or written, or does not fit the target.
+
+    Attributes:
+        file: which file is wrong, or "".
+        field: which field or array in it, or "".
+    """
+
+    def __init__(self, file: str, field: str, problem: str, *, hint: str = "") -> None:
+        self.file, self.field = file, field
+        super().__init__(f"router {file}{f', {field}' if field else ''}: {problem}", hint=hint)
 
 
 class BadDatastore(LoadError):

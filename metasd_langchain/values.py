@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from metasd_langchain.errors import BadOption
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from metasd_langchain.constraints import Constraint
 
 __all__ = [
     "EMPTY_DRAFT",
+    "FEATURES",
     "PLAIN",
     "Arm",
     "Choice",
@@ -153,6 +156,17 @@ class Arm:
     budget: int
 
 
+# What the engine tells of a round, by name. `entropy` costs a pass over a row of the vocabulary, so only policies that
+# name it in their attribute `features` are told; nan before the first token.
+FEATURES: Mapping[str, str] = {
+    "position": "tokens of the answer so far",
+    "batch": "answers that are made at the same time",
+    "prompt": "tokens of the prompt",
+    "entropy": "nats of the distribution that the newest token came from (the target's at the request's temperature, 1 "
+    "when greedy; before filters and penalties)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What a policy sees before it chooses.
@@ -161,12 +175,16 @@ class Situation:
         arms: names of the arms on offer (benched ones are absent). Never empty.
         hints: a cheap guess by each arm's drafter of how well it would do now, e.g. the matched length; nan = no idea,
             0 = it would draft nothing.
-        features: step name, position, live batch size and the like.
+        features: numbers by name about the round, see `FEATURES`. (The pipeline step is none of them: every step has
+            statistics of its own.)
+        vector: what the policy's encoder made of the prompt, the same array in every round of an answer; None while
+            there is none.
     """
 
     arms: tuple[str, ...]
     hints: Mapping[str, float] = field(default_factory=dict)
     features: Mapping[str, float] = field(default_factory=dict)
+    vector: NDArray[np.float64] | None = field(default=None, compare=False)
 
     def hint(self, arm: str) -> float:
         """The arm's hint, nan when it gave none."""

@@ -8,15 +8,22 @@ with a cost model and a memory. To add a policy ``foo``: write ``policies/foo.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from metasd_langchain.values import Choice, Situation
 
-__all__ = ["Policy", "State"]
+__all__ = ["Encoding", "Policy", "State"]
 
 State = dict[str, object]  # JSON-able sufficient statistics, by arm name
+
+
+class Encoding(NamedTuple):
+    """How prompts are turned into vectors: a name of ``bandits.routers.ENCODERS``, and numbers of a vector."""
+
+    name: str
+    size: int
 
 
 @runtime_checkable
@@ -26,6 +33,11 @@ class Policy(Protocol):
     Attributes:
         name: its registered name.
         full_information: whether ``update`` wants a reward of every arm (True) or of the played one only.
+
+    Optional attributes, of the class or of the object:
+        features: names of `FEATURES` that it cannot do without; those that cost something are measured for it alone.
+        encoding: an `Encoding`: every `Situation` then holds a vector of the prompt.
+        fits: ``fits(arms)``, asked once with the names of the pool's arms; raises a ConfigError when they do not suit.
     """
 
     name: str

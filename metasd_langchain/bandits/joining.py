@@ -9,7 +9,7 @@ A policy with a method ``join`` (see `Joining`) says itself how its states come 
 stored live through the writer's rounds, discounts included.
 
 Any other state, and any whose counts shrank meanwhile (`discounted_ucb`, `sliding_ucb`, `etc`, `halving`, `hedge`,
-`linucb`), cannot be added up: the one learned from more rounds stays, its writer's latest.
+`linucb`, `routed` with a prior), cannot be added up: the one learned from more rounds stays, its writer's latest.
 
 Old evidence does not outweigh new for ever: of an additive state a file keeps the weight of 10,000 rounds, and a
 process starts with that of 400. The others bound themselves or have decided for good.

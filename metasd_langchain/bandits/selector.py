@@ -9,21 +9,27 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from metasd_langchain.bandits import Policy
+from metasd_langchain.bandits import Encoding, Policy
 from metasd_langchain.bandits.costs import CostModel
 from metasd_langchain.bandits.joining import evidence
 from metasd_langchain.bandits.memory import Key, Memory, scope_id
 from metasd_langchain.bandits.rewards import Reward
 from metasd_langchain.bandits.shelf import Shelf, save_all
 from metasd_langchain.errors import BadOption, UnknownName
-from metasd_langchain.values import PLAIN, Arm, Choice, Outcome, Situation
+from metasd_langchain.values import FEATURES, PLAIN, Arm, Choice, Outcome, Situation
 
-__all__ = ["Fading", "Seat", "Selector"]
+__all__ = ["Fading", "Seat", "Selector", "warm_share"]
 
 # Evidence of other keys that a new key starts with: enough to know which arms are hopeless, little enough that the
 # key's own first dozen rounds outweigh it. The share suits policies that discount; the rounds bound those that do not.
 _WARM_START, _WARM_ROUNDS = 0.25, 25.0
+
+
+def warm_share(rounds: float) -> float:
+    """What a new key keeps of evidence from so many rounds of other keys."""
+    return min(_WARM_START, _WARM_ROUNDS / max(rounds, 1.0))
 
 
 @runtime_checkable
@@ -50,8 +56,13 @@ class Selector:
         stored: under what a Memory keeps it all; scope and step are filled in. None: names as far as they are known
             here, and the target by `bind`.
 
+    Attributes:
+        wants: features the policy asked for, of `FEATURES`; the others are passed where they cost nothing.
+        encoding: how the policy wants prompts encoded, or None.
+
     Raises:
         BadOption: no arms, a name twice, a capacity below 1, an unknown memory.
+        UnknownName: the policy wants a feature that nobody measures.
     """
 
     def __init__(
@@ -76,7 +87,15 @@ class Selector:
         self.reward = reward
         self.costs = CostModel() if costs is None else costs
         self._make, self._capacity = policy, capacity
-        self._name = policy().name
+        made = policy()
+        self._name = made.name
+        self.wants = frozenset(getattr(made, "features", ()))
+        for feature in sorted(self.wants):
+            if feature not in FEATURES:
+                raise UnknownName(f"feature of policy {made.name!r}", feature, FEATURES)
+        self.encoding: Encoding | None = getattr(made, "encoding", None)
+        if hasattr(made, "fits"):
+            made.fits(names)
         self._live: OrderedDict[str, Policy] | None = None if memory == "request" else OrderedDict()
         self._scopes: OrderedDict[str, Policy] = OrderedDict()  # what all keys of a scope together have learned
         self._shelf = None if isinstance(memory, str) else Shelf(memory)
@@ -169,7 +188,7 @@ class Selector:
             if isinstance(policy, Fading):
                 known = every.dump()
                 policy.load(known)
-                policy.fade(min(_WARM_START, _WARM_ROUNDS / max(evidence(known), 1.0)))
+                policy.fade(warm_share(evidence(known)))
             self._keep(policy, scope, step, load=self._forgotten is not None and key not in self._forgotten)
             live[key] = policy
         self._limit(live, key)
@@ -218,14 +237,16 @@ class Seat:
         hints: Mapping[str, float],
         features: Mapping[str, float] | None = None,
         benched: AbstractSet[str] = frozenset(),
+        vector: NDArray[np.float64] | None = None,
     ) -> Choice:
         """An arm for this round.
 
         Args:
             hints: arm name -> the drafter's guess, see `Situation`.
-            features: step, position, live batch size and the like.
+            features: by the names of `FEATURES`.
             benched: names of arms or of drafters that must not play. ``plain`` cannot be benched: when nothing else is
                 left it is chosen, in the pool or not.
+            vector: of the prompt, see `Situation`.
         """
         offered = tuple(
             name
@@ -235,7 +256,7 @@ class Seat:
         if not offered:
             self._situation = None  # no choice was made, so nobody learns from it
             return Choice(PLAIN)
-        self._situation = Situation(offered, hints, features or {})
+        self._situation = Situation(offered, hints, features or {}, vector)
         choice = self._policy.select(self._situation, self._rng)
         if choice.arm not in offered:
             raise UnknownName(f"arm chosen by policy {self._policy.name!r}", choice.arm, offered)

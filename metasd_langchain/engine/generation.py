@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from metasd_langchain.engine.context import Context
 from metasd_langchain.engine.draws import Draws
 from metasd_langchain.engine.guide import Guide
 from metasd_langchain.engine.halt import Halt, Taken
@@ -87,6 +88,7 @@ class Generation:
         self._draws = Draws(int.from_bytes(os.urandom(8), "little") if seed is None else seed, request.completion)
         self._seat = pool.selector.open(f"{request.scope}/{request.step}", np.random.default_rng())
         self._sessions = Sessions(request, pool, target.lm.vocab_size, self.slot)
+        self._context = Context(request, pool, target, detokenizer)
         stream = TextStream(detokenizer.decode, detokenizer.byte_ids, request.stop)
         window = target.lm.window if request.limit is None else min(request.limit, target.lm.window)
         cap = min(request.max_tokens, window - len(request.prompt))
@@ -110,8 +112,8 @@ class Generation:
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states some drafter of this answer wants."""
-        return self._pool.hidden_layers
+        """Layers whose hidden states some drafter of this answer, or its policy, wants."""
+        return tuple({*self._pool.hidden_layers, *self._context.hidden_layers})
 
     # -- plan: choose, draft --------------------------------------------------------------------------------------
 
@@ -150,8 +152,9 @@ class Generation:
         hints, benched, arms = self._sessions.hints(), self._sessions.benched, self._pool.selector.arms
         self._choice = self._seat.choose(
             {arm.name: hints.get(arm.drafter, math.nan) for arm in arms if arm.budget},
-            {"position": float(self.position), "batch": float(batch)},
+            self._context.features(self.position, batch),
             {arm.name for arm in arms if arm.drafter in benched},
+            self._context.vector,
         )
         chosen = self._choice.arm
         arm = next((arm for arm in arms if arm.name == chosen and arm.budget), None)
@@ -175,6 +178,7 @@ class Generation:
         """
         if len(feed.pending) > 1:
             self._prefill_s += forward.seconds
+        self._context.read(feed, forward.scores, place)
         if not feed.scored:
             self._lm.keep(feed)
             hidden = self._hidden(feed, forward, place, ())
@@ -198,6 +202,8 @@ class Generation:
         self._keep(feed, verdict)
         self._observe(feed, forward, place, rows, verdict)
         self._learn(feed, forward, verdict, agreed)
+        if taken.finish is None:
+            self._context.drawn(rows, _sources(verdict)[-1])
         return self._tell(feed, forward, rows, verdict, taken)
 
     def _shape(self, draft: Draft) -> Shape | None:
@@ -277,8 +283,7 @@ class Generation:
     def _tell(self, feed: Feed, forward: Forward, rows: TargetRows, verdict: Verdict, taken: Taken) -> Step:
         likely: tuple[TokenLogprob, ...] = ()
         if self.request.logprobs is not None:
-            before = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
-            likely = tuple(rows.logprobs(before, list(verdict.tokens), self.request.logprobs))
+            likely = tuple(rows.logprobs(_sources(verdict), list(verdict.tokens), self.request.logprobs))
         now = time.perf_counter()
         forced = self._accepted_forced(verdict)
         drafted, accepted = len(feed.draft) - self._forced, len(verdict.path)
@@ -344,6 +349,11 @@ class Generation:
     def values(self) -> Mapping[str, float]:
         """The policy's value of each arm, in the reward's units."""
         return self._seat.values()
+
+
+def _sources(verdict: Verdict) -> list[int]:
+    """The row that each committed token was drawn from."""
+    return [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
 
 
 def _guide(request: Request, cap: int, target: Target, *, forces: bool) -> Guide | None:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from metasd_langchain.bandits import Encoding
+from metasd_langchain.bandits.routers import ENCODERS
 from metasd_langchain.bandits.selector import Selector
 from metasd_langchain.drafters import Drafter
-from metasd_langchain.errors import LoadError, MetaSDError
+from metasd_langchain.errors import BadRouter, LoadError, MetaSDError, UnknownName
 
 if TYPE_CHECKING:
+    from metasd_langchain.models.encoders import SentenceEncoder
     from metasd_langchain.models.lm import CausalLM
     from metasd_langchain.models.load import Target
 
@@ -28,10 +31,13 @@ class Pool:
     Attributes:
         drafters: every drafter that an arm of the selector names; `plain` has none.
         selector: policy, reward and memory.
+        encoder: what turns a prompt's text into a vector for the policy; None where it wants none of text, or `bound`
+            was not called.
     """
 
     drafters: Mapping[str, Drafter]
     selector: Selector
+    encoder: SentenceEncoder | None = None
     _bound: WeakKeyDictionary[CausalLM, Pool] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
@@ -41,13 +47,15 @@ class Pool:
         """The pool with every drafter made ready for a target; once for each target.
 
         Raises:
-            MetaSDError: a drafter does not fit the target, or its files cannot be read.
+            MetaSDError: a drafter or a router does not fit the target, or its files cannot be read.
+            MissingExtra: the policy wants an encoder that is not installed.
         """
         with self._lock:
             pool = self._bound.get(target.lm)
             if pool is None:
                 drafters = {name: _ready(name, drafter, target) for name, drafter in self.drafters.items()}
-                pool = self._bound[target.lm] = replace(self, drafters=drafters)
+                encoder = _encoder(self.selector.encoding, target)
+                pool = self._bound[target.lm] = replace(self, drafters=drafters, encoder=encoder)
             return pool
 
     @property
@@ -95,6 +103,22 @@ class Pool:
 def _own(pool: Pool, unbound: Pool, name: str) -> bool:
     """Whether a drafter of a bound pool is another object than the unbound one."""
     return pool is unbound or pool.drafters[name] is not unbound.drafters[name]
+
+
+def _encoder(encoding: Encoding | None, target: Target) -> SentenceEncoder | None:
+    """The encoder of prompts' texts, where the policy wants one; checks that vectors are of the size it wants."""
+    if encoding is None:
+        return None
+    from metasd_langchain.models.encoders import hidden_size, sentence_encoder
+
+    encoder = sentence_encoder() if encoding.name == "minilm" else None
+    if encoder is None and encoding.name not in ENCODERS:
+        raise UnknownName("encoder of a policy", encoding.name, ENCODERS)
+    size = hidden_size(target) if encoder is None else encoder.size
+    if size != encoding.size:
+        problem = f"was fitted to vectors of {encoding.size} numbers; {encoding.name} gives {size} for {target.name}"
+        raise BadRouter("", "", problem, hint="fit one for this model")
+    return encoder
 
 
 def _ready(name: str, drafter: Drafter, target: Target) -> Drafter:

@@ -33,6 +33,8 @@ from metasd_langchain.values import Sampling, TokenLogprob
 
 __all__ = ["HEAD", "Shape", "TargetRows", "best"]
 
+_NO_MASS = -1e4  # for -inf: exp of it is 0 in float32, and 0 times it is 0
+
 Shape = Callable[[int, Tensor], Tensor]  # a row's number and its logits [vocab] -> the logits to choose from
 
 
@@ -147,6 +149,14 @@ class TargetRows:
         """Softmax of a row at the temperature (1 when greedy), before filters: what drafters are compared with."""
         with torch.inference_mode():
             return (self._legal_logits(row).cpu().double() / self._temperature).softmax(-1)
+
+    def entropy(self, row: int) -> float:
+        """Entropy in nats of `soft`, in float32: one pass over the row."""
+        with torch.inference_mode():
+            z = scaled(self._legal_logits(row)[None], self._temperature)[0].clamp_(min=_NO_MASS)
+            weights = z.exp()  # z is at most 0, so nothing overflows
+            total = weights.sum()
+            return float(total.log() - weights.dot(z) / total)
 
     def logprobs(self, rows: list[int], tokens: list[int], top: int) -> list[TokenLogprob]:
         """Log-probabilities of tokens after rows, in the target's own distribution (see TokenLogprob)."""

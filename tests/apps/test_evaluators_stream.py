@@ -197,5 +197,6 @@ def test_policies_times_every_policy_and_the_memory(tmp_path):
     assert main(["policies", "--repetitions", "1", "--arms", "4", "--json", str(out)]) == 0
     told = json.loads(out.read_text())
     assert set(told["policies"]) == set(policy_names())
+    assert len(told["contextual"]) == 3
     assert all(0 < one["microseconds"] <= one["most"] for one in told["policies"].values())
     assert told["memory_load_ms"] > 0

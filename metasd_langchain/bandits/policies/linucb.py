@@ -10,9 +10,11 @@ context it never saw is taken for average, not worthless.
 Trust: formula published; s and m ours, without proof. alpha 2 is the paper's ``1 + sqrt(ln(2 / delta) / 2)`` for delta
 0.27; on drawn contexts (three arms, 300 rounds) it earned 0.95 to 0.98 of the best in the last 100, alpha 1 0.91 to
 0.94.
-**Context**, 8 numbers an arm at most: 1; whether the drafter gave a hint; the hint's logarithm; and the first five
-features by name that ``Situation.features`` brought (later names are ignored; one that is missing counts 0). Numbers
-are squashed to [-3, 3] by their logarithm, so a position of 3000 does not drown an entropy of 0.3; nan counts 0.
+**Context**, 8 numbers an arm at most: 1; whether the drafter gave a hint; the hint's logarithm; and up to five features
+of the round: those of the option ``features``, else the first five names that ``Situation.features`` brought (later
+names are ignored; one that is missing counts 0). The engine brings position, batch and prompt; entropy, which costs a
+pass over the vocabulary, only when ``features`` names it. Numbers are squashed to [-3, 3] by their logarithm, so a
+position of 3000 does not drown an entropy of 0.3; nan counts 0.
 Prefer it when features tell rounds apart (entropy, position, batch size) and there are hundreds of rounds. Hints alone
 are better served by ``hinted_ucb``, which has priors and ages its evidence; here evidence does not age.
 """
@@ -20,16 +22,16 @@ are better served by ``hinted_ucb``, which has priors and ages its evidence; her
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from metasd_langchain.bandits import State
 from metasd_langchain.bandits.statistics import Means, read_number, read_owner, read_table
-from metasd_langchain.errors import BanditMemoryError
+from metasd_langchain.errors import BadOption, BanditMemoryError, UnknownName
 from metasd_langchain.registry import known_options, number
-from metasd_langchain.values import Choice, Situation
+from metasd_langchain.values import FEATURES, Choice, Situation
 
 __all__ = ["LinUCB", "create"]
 
@@ -43,14 +45,16 @@ _Numbers = NDArray[np.float64]
 
 
 class LinUCB(Means):
-    """Linear models by arm; `alpha` is the strength of exploring, `ridge` the rounds that "like all arms" counts."""
+    """Linear models by arm; `alpha` is the strength of exploring, `ridge` the rounds that "like all arms" counts,
+    `features` the names of the context's features (none: those that come).
+    """
 
     name = "linucb"
 
-    def __init__(self, alpha: float = 2.0, ridge: float = 0.1) -> None:
+    def __init__(self, alpha: float = 2.0, ridge: float = 0.1, features: Sequence[str] = ()) -> None:
         super().__init__()
-        self.alpha, self.ridge = alpha, ridge
-        self._names: list[str] = []
+        self.alpha, self.ridge, self.features = alpha, ridge, tuple(features)
+        self._names: list[str] = list(features)
         self._noise = _FIRST_NOISE * _FIRST_NOISE
         self._rows: dict[str, int] = {}
         self._products = np.empty((0, _SIZE, _SIZE))  # by row: sum x x^T
@@ -79,9 +83,10 @@ class LinUCB(Means):
     def update(self, situation: Situation, choice: Choice, rewards: Mapping[str, float]) -> None:
         """Credit the arm that was played in the context it was played in."""
         arm, reward = choice.arm, rewards[choice.arm]
-        for name in situation.features:
-            if name not in self._names and len(self._names) < _FEATURES:
-                self._names.append(name)
+        if not self.features:
+            for name in situation.features:
+                if name not in self._names and len(self._names) < _FEATURES:
+                    self._names.append(name)
         context = self._contexts(situation, (arm,))[0]
         row = self._rows.get(arm)
         if row is None:
@@ -119,6 +124,8 @@ class LinUCB(Means):
             raise BanditMemoryError(
                 f"state of policy {self.name!r}: features is not a list of {_FEATURES} names at most"
             )
+        if self.features and tuple(names) != self.features:
+            raise BanditMemoryError(f"state of policy {self.name!r} was learned from other features: {names}")
         models = {
             arm: (self._vector(row, "products", _SIZE * _SIZE), self._vector(row, "rewarded", _SIZE))
             for arm, row in read_table(self.name, state, "models").items()
@@ -175,7 +182,14 @@ def _squashed(value: float) -> float:
 
 def create(options: Mapping[str, object]) -> LinUCB:
     """Options: ``alpha``, the strength of exploring (default 2); ``ridge``, rounds that "like all arms" counts, above 0
-    (default 0.1).
+    (default 0.1); ``features``, a list of names of `FEATURES` (default: those that come, without entropy).
     """
-    known = known_options("policy linucb", options, {"alpha": 2.0, "ridge": 0.1})
-    return LinUCB(number("alpha", known["alpha"], 0.0, 1e6), number("ridge", known["ridge"], 1e-6, 1e6))
+    known = known_options("policy linucb", options, {"alpha": 2.0, "ridge": 0.1, "features": ()})
+    names = known["features"]
+    if isinstance(names, str) or not isinstance(names, Sequence) or len(set(map(str, names))) != len(names):
+        raise BadOption("features", names, "a list of names, none twice")
+    for name in names:
+        if name not in FEATURES:
+            raise UnknownName("feature of policy linucb", str(name), FEATURES)
+    ridge = number("ridge", known["ridge"], 1e-6, 1e6)
+    return LinUCB(number("alpha", known["alpha"], 0.0, 1e6), ridge, names)
