@@ -378,7 +378,7 @@ class RoundRecord:
         bonus: whether the target's token came on top of a path that was accepted to its end; False: it corrected a
             draft, there was none, or the answer ended with an accepted token.
         forced: tokens committed because a grammar left no choice; neither drafted nor accepted.
-        scoring_s: seconds, of ``draft_s``, in which drafters scored what was committed (policies with full information).
+        scoring_s: seconds, of ``draft_s``, in which drafters scored committed tokens (policies with full information).
     """
 
     arm: str
