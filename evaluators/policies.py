@@ -1,6 +1,7 @@
 """What a choice costs: microseconds of select and update together, by policy, and milliseconds to load a memory.
 
-Sixteen arms with hints that change from round to round, rewards at random; the median over repetitions of the mean of
+Sixteen arms with hints that change from round to round, rewards at random, of every arm for policies with full
+information; the median over repetitions of the mean of
 a block of rounds, blocks of all policies taking turns.
 """
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         Situation(arms, dict(zip(arms, rng.choice(_HINTS, len(arms)).tolist(), strict=True)), {"position": float(i)})
         for i in range(_BLOCK)
     ]
-    rewards = rng.uniform(0.0, 1.0, _BLOCK).tolist()
+    rewards = [dict(zip(arms, row, strict=True)) for row in rng.uniform(0.0, 1.0, (_BLOCK, len(arms))).tolist()]
     policies = {name: policy_factory(name)() for name in policy_names()}
     seconds: dict[str, list[float]] = defaultdict(list)
     for repetition in range(repetitions + 1):
@@ -66,12 +67,14 @@ def run(args: argparse.Namespace) -> None:
     write(args, facts, {"policies": figures, "memory_load_ms": load})
 
 
-def _block(policy: Policy, situations: list[Situation], rewards: list[float], rng: np.random.Generator) -> float:
+def _block(
+    policy: Policy, situations: list[Situation], rewards: list[dict[str, float]], rng: np.random.Generator
+) -> float:
     """Seconds a round."""
     start = time.perf_counter()
     for situation, reward in zip(situations, rewards, strict=True):
         choice = policy.select(situation, rng)
-        policy.update(situation, choice, {choice.arm: reward})
+        policy.update(situation, choice, reward if policy.full_information else {choice.arm: reward[choice.arm]})
     return (time.perf_counter() - start) / len(situations)
 
 
