@@ -1,8 +1,9 @@
 """What a choice costs: microseconds of select and update together, by policy, and milliseconds to load a memory.
 
-Sixteen arms with hints that change from round to round, rewards at random; the median over repetitions of the mean of
-a block of rounds, blocks of all policies taking turns. `contextual` are policies with options: those that read
-features, and those behind a router (five labels, vectors of 384 numbers, a new prompt every 40 rounds).
+Sixteen arms with hints that change from round to round, rewards at random, of every arm for policies with full
+information; the median over repetitions of the mean of a block of rounds, blocks of all policies taking turns.
+`contextual` are policies with options: those that read features, and those behind a router (five labels, vectors of 384
+numbers, a new prompt every 40 rounds).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
         )
         for i in range(_BLOCK)
     ]
-    rewards = rng.uniform(0.0, 1.0, _BLOCK).tolist()
+    rewards = [dict(zip(arms, row, strict=True)) for row in rng.uniform(0.0, 1.0, (_BLOCK, len(arms))).tolist()]
     contextual = {label: policy_factory(name, options)() for label, name, options in _contextual(arms, rng)}
     policies = {**{name: policy_factory(name)() for name in policy_names()}, **contextual}
     seconds: dict[str, list[float]] = defaultdict(list)
@@ -90,12 +91,14 @@ def _contextual(arms: Sequence[str], rng: np.random.Generator) -> list[tuple[str
     ]
 
 
-def _block(policy: Policy, situations: list[Situation], rewards: list[float], rng: np.random.Generator) -> float:
+def _block(
+    policy: Policy, situations: list[Situation], rewards: list[dict[str, float]], rng: np.random.Generator
+) -> float:
     """Seconds a round."""
     start = time.perf_counter()
     for situation, reward in zip(situations, rewards, strict=True):
         choice = policy.select(situation, rng)
-        policy.update(situation, choice, {choice.arm: reward})
+        policy.update(situation, choice, reward if policy.full_information else {choice.arm: reward[choice.arm]})
     return (time.perf_counter() - start) / len(situations)
 
 

@@ -2,7 +2,8 @@
 
 Each arm plays alone on each prompt, cold. Of every round: where it began, what it drafted, accepted and committed,
 ``1 - TV`` of each drafted node, and the hints of all drafters of the pool there. Beside it, live runs of the default
-policy on the same stream, to hold the replay against; and the seconds of forwards by width and of drafts by arm.
+policy on the same stream, to hold the replay against, and of one that has all drafters scored, for the seconds that
+takes; and the seconds of forwards by width and of drafts by arm.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from metasd_langchain.bandits import State
 from metasd_langchain.bandits.rewards import Reward
 from metasd_langchain.values import Choice, Outcome, RoundRecord, Situation
 
-__all__ = ["FORMAT", "add_arguments", "costs", "read", "run"]
+__all__ = ["FORMAT", "add_arguments", "costs", "read", "run", "scoring_seconds"]
 
 FORMAT = "metasd-rounds 1"
 _QUICK_PROMPTS = 6
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         with Path(args.out).open("w", encoding="utf-8") as file:
             file.write(json.dumps(head) + "\n")
-            live = make_pool(arms)
+            live, informed = make_pool(arms), make_pool(arms, "normalhedge", "expected_length")
             for index, prompt in enumerate(chosen):
                 sampling = Sampling(args.temperature, seed=args.seed * 1_000_003 + index)
                 ids = encode(engine, prompt)
@@ -99,6 +100,9 @@ def run(args: argparse.Namespace) -> None:
                 records = _rounds(engine, request, live)
                 told = [[r.arm, r.drafted, r.accepted, r.committed] for r in records]
                 file.write(json.dumps({"prompt": index, "group": prompt.group, "live": told}) + "\n")
+                informed.forget("record")
+                spent = [round(r.scoring_s, 6) for r in _rounds(engine, request, informed)]
+                file.write(json.dumps({"prompt": index, "group": prompt.group, "scoring": spent}) + "\n")
                 say(f"[{index + 1}/{len(chosen)}] {prompt.group} {prompt.name}: {len(records)} rounds live")
     except OSError as cause:
         raise EvaluatorError(f"cannot write {Path(args.out).name}: {cause.strerror}") from cause
@@ -184,3 +188,9 @@ def costs(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], dict[str
         level = max(level, float(np.median(forwards[width])))
         curve[width] = level
     return curve, {arm: float(np.median(seconds)) for arm, seconds in drafts.items()}
+
+
+def scoring_seconds(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Mean seconds a round in which all drafters were scored; nan where a record does not say."""
+    spent = [seconds for row in rows for seconds in row.get("scoring", ())]
+    return float(np.mean(spent)) if spent else math.nan

@@ -8,6 +8,10 @@ every stream writes the same tokens.
 had learned from its own rounds only. `live` says how far that goes: rounds of the default policy in this replay over
 its rounds when it ran, on the same prompts in the same order.
 
+Policies with full information hear of every arm, as in the engine with drafters that score: what each would have got
+where the round began, once as many tokens are known as the longest draft has. What scoring takes is not in the rounds'
+seconds; speeds are printed without (gross) and with it (net), by what the record measured.
+
 Regret is counted in rounds beyond those of the best single arm (MetaSD, arXiv 2604.05417, section 4), over streams of
 growing length B; the least-squares line over ln B is printed with the size of its residual.
 """
@@ -17,7 +21,7 @@ from __future__ import annotations
 import argparse
 import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,22 +32,30 @@ from numpy.typing import NDArray
 from evaluators.arguments import at_least
 from evaluators.curves import draw_lines
 from evaluators.errors import EvaluatorError
-from evaluators.record import costs, read
+from evaluators.record import costs, read, scoring_seconds
 from evaluators.report import number, say, table, write
 from metasd_langchain.assemble import DEFAULT_POLICY, DEFAULT_REWARD
 from metasd_langchain.bandits.registry import policy_factory, reward_named
 from metasd_langchain.bandits.rewards import Reward
-from metasd_langchain.values import Outcome, Situation
+from metasd_langchain.values import Choice, Outcome, Situation
 
 __all__ = ["Answer", "add_arguments", "run", "stream"]
 
 _POLICIES = (
     "hinted_ucb+throughput,ucb+throughput,ucb+bd,ucb+be,ucbspec+length,exp3+bd,exp3spec+length,etc+bd,halving+bd,"
-    "thompson+throughput,discounted_ucb+throughput,sliding_ucb+throughput,linucb+throughput,hedge+length,"
-    "normalhedge+length,random+bd"
+    "thompson+throughput,discounted_ucb+throughput,sliding_ucb+throughput,linucb+throughput,hedge+expected_length,"
+    "hedge+throughput,normalhedge+expected_length,normalhedge+throughput,random+bd"
 )
 _QUICK_STREAMS = 5
-_SHOWN = (("regret", 0), ("ln_b_slope", 1), ("ln_b_residual", 1), ("speed_vs_best_single", 3), ("best_arm_share", 2))
+_Late = tuple[int, Situation, Choice, Mapping[str, float]]  # when it is known; what `update` takes
+_SHOWN = (
+    ("regret", 0),
+    ("ln_b_slope", 1),
+    ("ln_b_residual", 1),
+    ("speed_vs_best_single", 3),
+    ("net", 3),
+    ("best_arm_share", 2),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +96,14 @@ class _How:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """A stream as a policy played it: rounds and seconds at the end of each answer, and who played how often."""
+    """A stream as a policy played it: rounds and seconds of each answer, and who played how often; whether all drafters
+    were scored.
+    """
 
     rounds: NDArray[np.int64]
     seconds: NDArray[np.float64]
     arms: Counter[str]
+    informed: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +130,7 @@ def run(args: argparse.Namespace) -> None:
     if missing:
         raise EvaluatorError(f"the record has no arm {missing[0]}; it has {', '.join(head['arms'])}")
     answers = _answers(rows, arms)
-    prices = _Prices(*costs(rows))
+    prices = _Prices(*costs(rows), scoring_seconds(rows))
     streams = _QUICK_STREAMS if args.quick else args.streams
     orders = [_order(len(answers), args.passes, args.seed + i) for i in range(streams)]
     singles = {arm: _single(answers, prices, arm) for arm in arms}
@@ -129,6 +144,9 @@ def run(args: argparse.Namespace) -> None:
         how = _How(policy, reward_named(reward or DEFAULT_REWARD), args.memory == "request")
         played = [stream(answers, order, prices, arms, how, args.seed + i) for i, order in enumerate(orders)]
         figures[spec], curves[spec] = _figures(played, orders, singles, best_rounds, best_seconds, tokens)
+        own = np.array([one.seconds.sum() for one in played])
+        paid = own + np.array([prices.scoring * one.rounds.sum() for one in played]) if played[0].informed else own
+        figures[spec]["net"] = figures[spec]["speed_vs_best_single"] * float(np.mean(own / paid))
         say(f"{spec}: {figures[spec]['rounds']:.0f} rounds a stream")
     live = _live(answers, prices, arms)
     _print(figures, args, live, best_rounds, best_seconds)
@@ -139,15 +157,21 @@ def run(args: argparse.Namespace) -> None:
 
 
 class _Prices:
-    """Seconds of forwards by width and of drafts by arm."""
+    """Seconds of forwards by width and of drafts by arm; and of a round's scoring, nan where it was not measured."""
 
-    def __init__(self, forwards: Mapping[int, float], drafts: Mapping[str, float]) -> None:
+    def __init__(self, forwards: Mapping[int, float], drafts: Mapping[str, float], scoring: float = math.nan) -> None:
+        self.scoring = scoring
         self._widths = sorted(forwards)
         self._seconds = [forwards[width] for width in self._widths]
         self._drafts = drafts
 
     def forward(self, width: int) -> float:
         return float(np.interp(width, self._widths, self._seconds))
+
+    def at(self, answer: Answer, arm: str, position: int) -> Outcome:
+        """An arm's round at a position of an answer."""
+        recorded = answer.at(arm, position)
+        return self.outcome(arm, recorded, max(1, min(int(recorded["committed"]), answer.length - position)))
 
     def outcome(self, arm: str, recorded: Mapping[str, Any], committed: int) -> Outcome:
         """The round as a reward sees it, cut to what was left of the answer."""
@@ -185,6 +209,7 @@ def stream(
         seed: of the policy's own draws.
     """
     make, reward = policy_factory(how.policy), how.reward
+    informed, late = make().full_information and len(arms) > 1, _longest(arms)
     live, rng = make(), np.random.default_rng(seed)
     rounds: list[int] = []
     seconds: list[float] = []
@@ -194,20 +219,28 @@ def stream(
         if how.fresh:
             live = make()
         at, count, spent = 0, 0, 0.0
+        waiting: deque[_Late] = deque()
         while at < answer.length:
             situation = Situation(tuple(arms), answer.hints[_nearest(answer.places, at)], {"position": float(at)})
             choice = live.select(situation, rng)
-            recorded = answer.at(choice.arm, at)
-            committed = max(1, min(int(recorded["committed"]), answer.length - at))
-            outcome = prices.outcome(choice.arm, recorded, committed)
-            live.update(situation, choice, {choice.arm: reward.rescaled(reward(outcome))})
-            at += committed
+            outcome = prices.at(answer, choice.arm, at)
+            told = {arm: outcome if arm == choice.arm else prices.at(answer, arm, at) for arm in arms if informed}
+            worth = {arm: reward.rescaled(reward(one)) for arm, one in (told or {choice.arm: outcome}).items()}
+            waiting.append((at + late if informed else at, situation, choice, worth))
+            at += int(outcome.committed)
+            while waiting and (waiting[0][0] <= at or at >= answer.length):
+                live.update(*waiting.popleft()[1:])
             count += 1
             spent += outcome.draft_s + outcome.score_s
             played[choice.arm] += 1
         rounds.append(count)
         seconds.append(spent)
-    return _Played(np.array(rounds), np.array(seconds), played)
+    return _Played(np.array(rounds), np.array(seconds), played, informed)
+
+
+def _longest(arms: Sequence[str]) -> int:
+    """Tokens of the longest draft."""
+    return max(int(arm.partition("@")[2] or 0) for arm in arms)
 
 
 def _single(answers: Sequence[Answer], prices: _Prices, arm: str) -> _Played:
@@ -223,7 +256,7 @@ def _answers(rows: Sequence[Mapping[str, Any]], arms: Sequence[str]) -> list[Ans
         groups[row["prompt"]] = row["group"]
         if "live" in row:
             live[row["prompt"]] = len(row["live"])
-        elif row["arm"] in arms and row["rounds"]:
+        elif row.get("arm") in arms and row["rounds"]:
             by_prompt.setdefault(row["prompt"], {})[row["arm"]] = row["rounds"]
     answers = []
     for prompt, rounds in by_prompt.items():
@@ -309,7 +342,16 @@ def _print(
         ]
         for spec, f in sorted(figures.items(), key=lambda item: item[1]["rounds"])
     ]
-    columns = ["policy+reward", "rounds", "regret", "slope of ln B", "residual", f"speed / {fast}", "share of best"]
+    columns = [
+        "policy+reward",
+        "rounds",
+        "regret",
+        "slope of ln B",
+        "residual",
+        f"speed / {fast}",
+        "net",
+        "share of best",
+    ]
     table(f"replay, memory {args.memory}; fewest rounds alone: {best}", columns, rows)
     if live["rounds_live"]:
         say(f"replay / live, rounds of {DEFAULT_POLICY}: {live['ratio']:.3f} (all arms must be replayed for this)")

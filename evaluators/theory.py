@@ -3,7 +3,8 @@
 An arm accepts each drafted token with its own probability alpha until the first refusal, at most N of them (MetaSD,
 arXiv 2604.05417, assumption 1; BanditSpec, arXiv 2505.15141). Checked: the means of both rewards,
 ``E[BD] = alpha`` and ``E[BE] = alpha (1 - alpha^N) / (N (1 - alpha))``; their signal, the squared gap to the best arm
-over the larger variance (larger is better); and regret in rounds against B tokens with its line over ln B.
+over the larger variance (larger is better); regret in rounds against B tokens with its line over ln B; and what full
+information is worth, gross and net of its cost, as drafters become more (``information.py``).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluators.arguments import at_least
+from evaluators.arguments import at_least, numbers
 from evaluators.curves import draw_lines
 from evaluators.errors import EvaluatorError
+from evaluators.information import compare
 from evaluators.report import number, table, write
 from metasd_langchain.bandits.registry import policy_factory
 from metasd_langchain.values import Situation
@@ -37,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=at_least(1), default=50)
     parser.add_argument("--policies", default=_POLICIES, help="policy+reward, joined by commas")
     parser.add_argument("--curves", metavar="FILE", help="draw regret over tokens (.png or .svg)")
+    parser.add_argument("--drafters", type=numbers, default=[2, 4, 8, 16], help="how many, for full information")
+    parser.add_argument("--rounds", type=at_least(1), default=200, help="for full information")
+    parser.add_argument("--score-cost", type=float, default=0.033, help="forwards that scoring one drafter takes")
+    parser.add_argument("--every", type=at_least(1), default=4, help="rounds between two scorings")
     parser.add_argument("--quick", action="store_true", help="fewer runs; the same keys")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="OUT", help="write every figure to this file")
@@ -45,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Simulate, print, write."""
     alphas = _alphas(args.alphas)
+    if min(args.drafters) < 2 or args.score_cost < 0.0:
+        raise EvaluatorError("--drafters: at least 2; --score-cost: at least 0")
     runs = min(args.runs, 10) if args.quick else args.runs
     found = signals(alphas, args.length, args.seed)
     lengths = [64 * 2**i for i in range(32) if 64 * 2**i <= args.tokens]
@@ -63,9 +71,11 @@ def run(args: argparse.Namespace) -> None:
         lines[spec] = values
         figures[spec] = {"regret": values.tolist(), "ln_b_slope": float(line[1]), "ln_b_residual": residual}
     _print(found, figures, lengths, alphas, args.length)
+    cost = (args.score_cost, args.every)
+    informed = compare(args.drafters, args.length, args.rounds, runs, cost, args.seed)
     if args.curves:
         draw_lines(args.curves, lengths, lines, ("tokens B", "rounds beyond the best arm"), "Regret, toy arms")
-    write(args, {}, {"signals": found, "lengths": lengths, "policies": figures})
+    write(args, {}, {"signals": found, "lengths": lengths, "policies": figures, "information": informed})
 
 
 def signals(alphas: Sequence[float], length: int, seed: int) -> dict[str, Any]:

@@ -208,7 +208,8 @@ class Outcome:
         budget: the arm's budget in nodes (N_max in MetaSD).
         drafted: nodes actually drafted.
         accepted: draft tokens committed.
-        committed: tokens committed (accepted + correction or bonus, less what a stop trimmed).
+        committed: tokens committed (accepted + correction or bonus, less what a stop trimmed). Of a round that was not
+            played but estimated (``bandits/hindsight.py``), accepted and committed are expectations.
         agreement: ``1 - TV(p, q)`` per drafted node, empty when not measured.
         draft_s: seconds the draft took (smoothed by the cost model).
         score_s: seconds the target's forward took (smoothed).
@@ -218,8 +219,8 @@ class Outcome:
     arm: str
     budget: int
     drafted: int
-    accepted: int
-    committed: int
+    accepted: float
+    committed: float
     agreement: tuple[float, ...] = ()
     draft_s: float = 0.0
     score_s: float = 0.0
@@ -395,6 +396,7 @@ class RoundRecord:
         bonus: whether the target's token came on top of a path that was accepted to its end; False: it corrected a
             draft, there was none, or the answer ended with an accepted token.
         forced: tokens committed because a grammar left no choice; neither drafted nor accepted.
+        scoring_s: seconds, of ``draft_s``, in which drafters scored committed tokens (policies with full information).
     """
 
     arm: str
@@ -406,6 +408,7 @@ class RoundRecord:
     total_s: float
     bonus: bool = False
     forced: int = 0
+    scoring_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from metasd_langchain.bandits import Encoding, Policy
 from metasd_langchain.bandits.costs import CostModel
+from metasd_langchain.bandits.hindsight import Decision, Hindsight
 from metasd_langchain.bandits.joining import evidence
 from metasd_langchain.bandits.memory import Key, Memory, scope_id
 from metasd_langchain.bandits.rewards import Reward
 from metasd_langchain.bandits.shelf import Shelf, save_all
+from metasd_langchain.bandits.statistics import EVERY
 from metasd_langchain.errors import BadOption, UnknownName
 from metasd_langchain.values import FEATURES, PLAIN, Arm, Choice, Outcome, Situation
 
@@ -96,6 +98,8 @@ class Selector:
         self.encoding: Encoding | None = getattr(made, "encoding", None)
         if hasattr(made, "fits"):
             made.fits(names)
+        self.full_information = made.full_information
+        self.every = int(getattr(made, "every", EVERY))
         self._live: OrderedDict[str, Policy] | None = None if memory == "request" else OrderedDict()
         self._scopes: OrderedDict[str, Policy] = OrderedDict()  # what all keys of a scope together have learned
         self._shelf = None if isinstance(memory, str) else Shelf(memory)
@@ -212,7 +216,13 @@ class Selector:
 
     def credit(self, policies: Sequence[Policy], situation: Situation, choice: Choice, reward: float) -> None:
         """Teach a key's policy, and that of its scope, a reward in its own units."""
-        rewards = {choice.arm: self.reward.rescaled(reward)}
+        self.teach(policies, situation, choice, {choice.arm: reward})
+
+    def teach(
+        self, policies: Sequence[Policy], situation: Situation, choice: Choice, rewards: Mapping[str, float]
+    ) -> None:
+        """Teach them rewards of several arms, in the reward's units."""
+        rewards = {arm: self.reward.rescaled(reward) for arm, reward in rewards.items()}
         if self._shelf is None:
             for policy in policies:
                 policy.update(situation, choice, rewards)
@@ -231,6 +241,28 @@ class Seat:
         self._policy = policies[0]  # chooses; the others learn along
         self._arms = {arm.name: arm for arm in selector.arms}
         self._situation: Situation | None = None
+        self._hindsight: Hindsight | None = None
+
+    def score(self, drafters: Collection[str]) -> None:
+        """From now on these drafters score what is committed: `settle` teaches the policy, `learn` does not."""
+        selector = self._selector
+        self._hindsight = Hindsight(selector.arms, drafters, selector.reward, selector.costs)
+
+    def hear(self, drafter: str, agreement: Sequence[float]) -> None:
+        """How likely the drafter's guess was taken, for each of the answer's next tokens; see ``bandits.hindsight``."""
+        if self._hindsight is not None:
+            self._hindsight.heard(drafter, agreement)
+
+    def settle(self, end: int | None = None) -> None:
+        """Credit the rounds whose worth is known by now; with `end`, the answer's length, all that are left."""
+        if self._hindsight is not None:
+            for decision, rewards in self._hindsight.settled(end):
+                self._selector.teach(self._policies, decision.situation, decision.choice, rewards)
+
+    def needs_agreement(self, choice: Choice) -> bool:
+        """Whether `learn` wants 1 - TV of every node that the choice drafted."""
+        estimated = self._hindsight is not None and self._hindsight.estimates(choice.arm)
+        return self._selector.needs_agreement and not estimated
 
     def choose(
         self,
@@ -276,15 +308,16 @@ class Seat:
         score_s: float | None,
         width: int,
         batch: int = 1,
+        position: int = 0,
     ) -> Outcome:
-        """Credit the round that `choice` played.
+        """Credit the round that `choice` played; at once, or after `score` once its worth is known.
 
         An arm that drafted nothing is credited itself, as what it was: a plain step that took the arm's drafting time
         on top (0 for ``bd`` and ``be``). Only a policy that knew so beforehand (hint 0) may book it as plain.
 
         Args:
             drafted, accepted, committed: counts of this row, after the halting rules trimmed it.
-            agreement: 1 - TV of each drafted node; needed where `Selector.needs_agreement`.
+            agreement: 1 - TV of each drafted node; needed where `needs_agreement`.
             draft_s: raw seconds of this row's draft.
             score_s: raw seconds of the packed forward. None when it says nothing about a round (it read a prompt):
                 the round then costs what a forward of this row alone usually does.
@@ -292,6 +325,7 @@ class Seat:
             batch: rows in it. The row owns its share of a plain forward, but what its draft adds delays every row, so
                 `Outcome.plain_s` is the share and the extra is charged in full. With one row: ``plain_s`` and
                 ``score_s`` are the costs of forwards without and with the draft.
+            position: tokens of the answer before the draft; needed after `score`.
         """
         costs = self._selector.costs
         if score_s is None:
@@ -315,7 +349,11 @@ class Seat:
             plain_s=share,
         )
         situation, self._situation = self._situation, None
-        if situation is not None and committed > 0:
+        if situation is None or committed <= 0:
+            return outcome
+        if self._hindsight is not None:
+            self._hindsight.decided(Decision(position, situation, choice, outcome, width - drafted))
+        else:
             self._selector.credit(self._policies, situation, choice, self._selector.reward(outcome))
         return outcome
 

@@ -16,6 +16,7 @@ from metasd_langchain.errors import BanditMemoryError
 from metasd_langchain.values import Choice, Situation
 
 __all__ = [
+    "EVERY",
     "Means",
     "Regrets",
     "draw",
@@ -27,6 +28,8 @@ __all__ = [
     "read_table",
     "softmax",
 ]
+
+EVERY = 4  # rounds between two scorings by drafters that read to score, for policies that do not say
 
 
 class Means:

@@ -12,6 +12,14 @@ A drafter that needs the target (its weights, dtype or tokenizer) has a method `
 before it is played with that target, on the thread of the caller, who receives its errors; it returns the drafter for
 that target, itself or another. ``memory_bytes`` says what it holds, ``hidden_window`` how many of the last tokens'
 hidden states it wants (1024).
+
+**Scoring.** A session may have a method ``score(tokens, start) -> list[float] | None``: its own probability of each of
+the committed ``tokens[start:]``, given those before, as it would have drafted it (a drafter without probabilities: 1
+where its guess is the token, else 0); nan where it is not known, None when it cannot. It is what policies with full
+information learn from, and must not change what the session drafts. It is asked once at the answer's beginning with
+nothing to score (``start == len(tokens)``); from then on after each round, right *before* the session observes the
+round. A session whose scoring costs a forward sets ``scores_late = True``: it is asked every few rounds, after it has
+observed them.
 """
 
 from __future__ import annotations

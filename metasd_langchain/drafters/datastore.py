@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from metasd_langchain.corpus import END, Corpus
 from metasd_langchain.drafters import Draws, Options
 from metasd_langchain.drafters._options import only, text, whole
+from metasd_langchain.drafters._scoring import guessed
 from metasd_langchain.errors import BadOption, DrafterError, IncompatibleVocabulary
 from metasd_langchain.registry import number
 from metasd_langchain.suffix_array import DEPTH, SuffixArray
@@ -130,6 +131,10 @@ class _DatastoreSession:
         if self._known is None or self._known[0] != tail:
             self._known = tail, _Match(self._corpus, tail, self._least, self._most)
         return self._known[1]
+
+    def score(self, tokens: Sequence[int], start: int) -> list[float]:
+        """1 where the best guess is the token, else 0. A tree's other branches do not count."""
+        return guessed(self.propose, tokens, start)
 
     def observe(self, round: Round) -> None:
         """Move on."""

@@ -87,7 +87,8 @@ class _Session:
         from metasd_langchain.models.proposals import Proposer
 
         self._step, self._shape = step, shape
-        self._drawn = request.verify == "rejection" and not request.sampling.greedy
+        self._greedy = request.sampling.greedy
+        self._drawn = request.verify == "rejection" and not self._greedy
         size = step.config.target_vocab_size
         self._proposer = Proposer(request.sampling, step.draft_ids, size, exact=self._drawn, spread=step.config.spread)
         self._prompt = len(request.prompt)
@@ -98,6 +99,8 @@ class _Session:
         self._drafts = 0
         self._hint = math.nan
         self._asked = False  # in this round
+        self._unscored: int | None = None  # first place of the text to be scored; None: nobody asks
+        self._features: list[tuple[int, Tensor]] = []  # place of the first token they foretell, features
 
     def hint(self) -> float:
         """Tokens the head expected to get accepted when it last drafted, if that was in the round before."""
@@ -118,6 +121,45 @@ class _Session:
         self._hint = sum(sorted(grown.worth, reverse=True)[:budget]) or math.nan
         return draft
 
+    scores_late = True
+
+    def score(self, tokens: Sequence[int], start: int) -> list[float]:
+        """The head's probability of each token, by the target's states; greedy, whether it would draft the token.
+
+        In a greedy tree the token may be any child that the head gives a parent (HedgeSpec's rule for trees), though
+        the budget may leave fewer. Sampled, a tree counts as a chain. Drafting reads the head's own features instead of
+        the target's states, so that tokens further ahead look somewhat better than they are; for all heads alike.
+        """
+        if self._unscored is None:
+            self._unscored = start
+        found = dict.fromkeys(range(start, len(tokens)), math.nan)
+        if found:
+            self._catch_up(tokens)
+            self._score(tokens, found)
+            self._unscored = len(tokens)
+        return list(found.values())
+
+    def _score(self, tokens: Sequence[int], found: dict[int, float]) -> None:
+        """Fill in what the features that were kept foretell, and keep those of what is still to come."""
+        ahead: list[tuple[int, Tensor]] = []
+        places: list[int] = []
+        rows: list[Tensor] = []
+        for first, features in self._features:
+            known = [place for place in range(first, first + len(features)) if place in found]
+            places += known
+            if known:
+                rows.append(features[known[0] - first : known[-1] - first + 1])
+            if first + len(features) > len(tokens):
+                ahead.append((len(tokens), features[len(tokens) - first :]))
+        self._features = ahead
+        if not places:
+            return
+        logits = self._step.logits(self._step.joined(rows))
+        chances, ranks = self._proposer.probabilities(logits, [tokens[place] for place in places])
+        for place, chance, rank in zip(places, chances, ranks, strict=True):
+            drafted = rank < self._shape.width and chance >= self._shape.stop
+            found[place] = float(drafted) if self._greedy else chance
+
     def observe(self, round: Round) -> None:
         """Keep the states; they are read when the head is next played."""
         if round.committed:
@@ -136,21 +178,14 @@ class _Session:
 
         self._unread.clear()
         self._rows = 0
-        self._cache, self._feature = HeadCache(), None
+        self._cache, self._feature, self._features = HeadCache(), None, []
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self, tokens: Sequence[int]) -> Tensor | None:
         """The feature after the last token; None when nothing is known of the text."""
         step, cache, last = self._step, self._cache, len(tokens) - 1
-        if self._unread:
-            start = self._unread[0][0]
-            if start != cache.end:  # what lies between was dropped: out of every window
-                cache.restart(start)
-            layers = [step.joined(chunks) for chunks in zip(*(states for _, states in self._unread), strict=True)]
-            self._unread.clear()
-            self._rows = 0
-            self._feature = step.read(cache, tokens[start + 1 : start + 1 + len(layers[0])], layers)
+        self._catch_up(tokens)
         cache.nodes = 0
         feature = self._feature
         if feature is None or not last - _AHEAD <= cache.end <= last:
@@ -158,6 +193,25 @@ class _Session:
         for depth, token in enumerate(tokens[cache.end + 1 :], 1):
             feature = step.guess(cache, [token], feature, depth)
         return feature
+
+    def _catch_up(self, tokens: Sequence[int]) -> None:
+        """Read the states that were kept."""
+        step, cache = self._step, self._cache
+        if not self._unread:
+            return
+        start = self._unread[0][0]
+        if start != cache.end:  # what lies between was dropped: out of every window
+            cache.restart(start)
+        layers = [step.joined(chunks) for chunks in zip(*(states for _, states in self._unread), strict=True)]
+        self._unread.clear()
+        self._rows = 0
+        count = len(layers[0])
+        end = start + count + 1  # the token that the last feature foretells
+        keep = 1 if self._unscored is None else min(count, max(1, end - self._unscored + 1))
+        features = step.read(cache, tokens[start + 1 : start + 1 + count], layers, keep)
+        if self._unscored is not None:
+            self._features.append((end - keep + 1, features))
+        self._feature = features[-1:]
 
     # -- drafting ----------------------------------------------------------------------------------------------------
 

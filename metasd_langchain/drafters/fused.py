@@ -78,6 +78,24 @@ class _Session:
                 break
         return tree
 
+    @property
+    def scores_late(self) -> bool:
+        """As the parts do, which must be alike."""
+        return all(getattr(part, "scores_late", False) for part in self._parts)
+
+    def score(self, tokens: Sequence[int], start: int) -> list[float] | None:
+        """Of each token the best part's score; None unless all parts score, at one time."""
+        if any(getattr(part, "scores_late", False) != self.scores_late for part in self._parts):
+            return None
+        found: list[list[float]] = []
+        for part in self._parts:
+            score = getattr(part, "score", None)
+            own = None if score is None else score(tokens, start)
+            if own is None:
+                return None
+            found.append(own)
+        return [_best(scores) for scores in zip(*found, strict=True)]
+
     def observe(self, round: Round) -> None:
         """Tell every part."""
         for part in self._parts:
@@ -87,6 +105,10 @@ class _Session:
         """End every part."""
         for part in self._parts:
             part.close()
+
+
+def _best(scores: Sequence[float]) -> float:
+    return max((score for score in scores if not math.isnan(score)), default=math.nan)
 
 
 class Fused:

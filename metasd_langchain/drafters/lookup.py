@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from metasd_langchain.automaton import replay
 from metasd_langchain.drafters import Draws, Options
 from metasd_langchain.drafters._options import only, text, whole
+from metasd_langchain.drafters._scoring import guessed
 from metasd_langchain.errors import BadOption
 from metasd_langchain.values import EMPTY_DRAFT, Draft, Request, Round
 
@@ -93,6 +94,10 @@ class _LookupSession:
         """Copy the continuation of the match."""
         length, start = self._match(tokens[-self._reach :])
         return Draft.chain(replay(tokens, start, budget)) if length and budget > 0 else EMPTY_DRAFT
+
+    def score(self, tokens: Sequence[int], start: int) -> list[float]:
+        """1 where the guess is the token, else 0."""
+        return guessed(self.propose, tokens, start)
 
     def observe(self, round: Round) -> None:
         """Index the committed tokens."""

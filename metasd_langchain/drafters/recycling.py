@@ -34,6 +34,7 @@ from typing import Protocol, cast
 
 from metasd_langchain.drafters import Draws, Options
 from metasd_langchain.drafters._options import choice, flag, only, text, whole
+from metasd_langchain.drafters._scoring import guessed
 from metasd_langchain.values import EMPTY_DRAFT, Draft, Request, Round
 
 __all__ = ["RecyclingDrafter", "create"]
@@ -183,6 +184,10 @@ class _RecyclingSession:
             if rank + 1 < min(len(found), len(chances)):
                 heapq.heappush(heap, (-worth * chances[rank + 1], parent, rank + 1, worth, above, found, chances))
         return Draft(tuple(tokens), tuple(parents))
+
+    def score(self, tokens: Sequence[int], start: int) -> list[float]:
+        """1 where the best guess is the token, else 0. A tree's other branches do not count."""
+        return guessed(self.propose, tokens, start)
 
     def observe(self, round: Round) -> None:
         """Learn the candidates of every scored row, and what was committed."""

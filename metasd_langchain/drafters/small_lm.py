@@ -99,6 +99,7 @@ class _SmallSession:
 
         self._reader: _Reader | None = reader  # None once closed
         self._prompt, self._stop_ids, self._confidence = len(request.prompt), request.stop_ids, confidence
+        self._greedy = request.sampling.greedy
         exact = request.verify == "rejection"
         self._proposer = Proposer(request.sampling, reader.ids(), reader.target_size, exact=exact)
         self._drafts = 0
@@ -114,7 +115,7 @@ class _SmallSession:
         reader = self._reader
         if reader is None or budget <= 0 or not tokens:
             return EMPTY_DRAFT
-        logits = self._read(reader, self._visible(reader, tokens))
+        logits = self._read(reader, self._visible(reader, tokens))[-1]
         position = len(tokens) - self._prompt
         budget = min(budget, reader.lm.window - len(self._held) + 1)
         self._drafts += 1
@@ -129,7 +130,7 @@ class _SmallSession:
             sure *= proposal.confidence
             if len(drafted) >= budget or sure < self._confidence or proposal.token in self._stop_ids:
                 break
-            logits = self._feed(reader, [proposal.token])
+            logits = self._feed(reader, [proposal.token])[-1]
         return Draft.chain(drafted, _stacked(rows))
 
     def _visible(self, reader: _Reader, tokens: Sequence[int]) -> list[int]:
@@ -137,19 +138,19 @@ class _SmallSession:
         start = window_start(len(tokens), reader.recent)
         return [*tokens[:SINKS], *tokens[start:]] if start else list(tokens)
 
-    def _read(self, reader: _Reader, wanted: list[int]) -> Tensor:
-        """Logits after the wanted tokens; reads those behind the first that the slot does not hold.
+    def _read(self, reader: _Reader, wanted: list[int], rows: int = 1) -> Tensor:
+        """Logits after the last `rows` wanted tokens; reads those and what the slot does not hold.
 
         Keys and values depend on the tokens before them and their places alone, so that what is the same is kept: of a
         window that moved the first tokens, of a draft what was accepted.
         """
-        same = min(len(self._held), len(wanted) - 1)  # the last one is read in any case: its logits are needed
+        same = min(len(self._held), len(wanted) - rows)  # the last ones are read in any case: their logits are needed
         while self._held[:same] != wanted[:same]:
             same -= 1
         del self._held[same:]
-        for at in range(same, len(wanted) - _PIECE, _PIECE):
-            self._feed(reader, wanted[at : at + _PIECE], scored=0)
-        return self._feed(reader, wanted[len(self._held) :])
+        for at in range(same, len(wanted) - max(rows, _PIECE), _PIECE):
+            self._feed(reader, wanted[at : min(at + _PIECE, len(wanted) - rows)], scored=0)
+        return self._feed(reader, wanted[len(self._held) :], rows)
 
     def _feed(self, reader: _Reader, tokens: list[int], scored: int = 1) -> Tensor:
         from metasd_langchain.models.lm import Feed
@@ -159,7 +160,28 @@ class _SmallSession:
         logits = reader.lm.score([feed]).logits
         reader.lm.keep(feed)
         self._held += tokens
-        return logits[-1, : reader.columns] if scored else logits
+        return logits[:, : reader.columns]
+
+    scores_late = True
+
+    def score(self, tokens: Sequence[int], start: int) -> list[float] | None:
+        """The model's probability of each token, from one forward over them; greedy, whether it is the most likely one.
+
+        In a window that moved meanwhile, by what the model sees at the end; nan for tokens that have left it.
+        """
+        reader = self._reader
+        count = len(tokens) - start
+        if reader is None:
+            return None
+        if count <= 0 or start < 1:
+            return [math.nan] * max(0, count)
+        wanted = self._visible(reader, tokens[:-1])
+        rows = min(count, len(wanted) if len(wanted) == len(tokens) - 1 else len(wanted) - SINKS)
+        logits = self._read(reader, wanted, rows)
+        chances, ranks = self._proposer.probabilities(logits, tokens[len(tokens) - rows :])
+        if self._greedy:
+            chances = [0.0 if rank else 1.0 for rank in ranks]
+        return [math.nan] * (count - rows) + chances
 
     def observe(self, round: Round) -> None:
         """Nothing: what was committed is read when it is needed."""

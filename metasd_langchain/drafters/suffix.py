@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from metasd_langchain.automaton import ROOT, SuffixAutomaton, replay
 from metasd_langchain.drafters import Draws, Options
 from metasd_langchain.drafters._options import flag, only, text, whole
+from metasd_langchain.drafters._scoring import guessed
 from metasd_langchain.values import EMPTY_DRAFT, Draft, Request, Round
 
 __all__ = ["SuffixDrafter", "create"]
@@ -154,6 +155,10 @@ class _SuffixSession:
             return Draft.chain(replay(tokens, start, budget))
         block = list(source[start : start + budget])
         return Draft.chain(block[: block.index(_END)] if _END in block else block)
+
+    def score(self, tokens: Sequence[int], start: int) -> list[float]:
+        """1 where the guess is the token, else 0."""
+        return guessed(self.propose, tokens, start)
 
     def observe(self, round: Round) -> None:
         """Append the committed tokens."""

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from metasd_langchain.bandits.selector import Seat
 from metasd_langchain.engine.context import Context
 from metasd_langchain.engine.draws import Draws
 from metasd_langchain.engine.guide import Guide
 from metasd_langchain.engine.halt import Halt, Taken
 from metasd_langchain.engine.pool import Pool
 from metasd_langchain.engine.sampling import Shape, TargetRows
+from metasd_langchain.engine.scoring import Scoring
 from metasd_langchain.engine.sessions import Sessions
 from metasd_langchain.engine.text import Detokenizer, TextStream
 from metasd_langchain.engine.verify import VERIFIERS, agreement
@@ -89,6 +91,7 @@ class Generation:
         self._seat = pool.selector.open(f"{request.scope}/{request.step}", np.random.default_rng())
         self._sessions = Sessions(request, pool, target.lm.vocab_size, self.slot)
         self._context = Context(request, pool, target, detokenizer)
+        self._scoring = _scoring(self._sessions, self._seat, request, pool)
         stream = TextStream(detokenizer.decode, detokenizer.byte_ids, request.stop)
         window = target.lm.window if request.limit is None else min(request.limit, target.lm.window)
         cap = min(request.max_tokens, window - len(request.prompt))
@@ -197,13 +200,20 @@ class Generation:
         )
         verdict = VERIFIERS[self.request.verify](feed.draft, rows, self._draws, self.position, self._halt.push)
         taken = self._halt.collect()
-        measured = self._pool.selector.needs_agreement and len(feed.draft) > 0
+        measured = self._choice is not None and len(feed.draft) > 0 and self._seat.needs_agreement(self._choice)
         agreed = agreement(feed.draft, rows) if measured else ()
         self._keep(feed, verdict)
+        if self._scoring is not None:
+            before = _rows_before(verdict)
+            self._scoring.foresee(
+                self.tokens, len(before), lambda place: rows.probability(before[place], verdict.tokens[place])
+            )
         self._observe(feed, forward, place, rows, verdict)
         self._learn(feed, forward, verdict, agreed)
         if taken.finish is None:
-            self._context.drawn(rows, _sources(verdict)[-1])
+            self._context.drawn(rows, _rows_before(verdict)[-1])
+        if self._scoring is not None:
+            self._scoring.look_back(self.tokens, ended=taken.finish is not None)
         return self._tell(feed, forward, rows, verdict, taken)
 
     def _shape(self, draft: Draft) -> Shape | None:
@@ -275,6 +285,7 @@ class Generation:
             score_s=None if reading else forward.seconds,
             width=1 + len(feed.draft) if reading else forward.width,
             batch=forward.batch,
+            position=self.position - len(verdict.tokens) + forced,
         )
 
     def _accepted_forced(self, verdict: Verdict) -> int:
@@ -283,7 +294,7 @@ class Generation:
     def _tell(self, feed: Feed, forward: Forward, rows: TargetRows, verdict: Verdict, taken: Taken) -> Step:
         likely: tuple[TokenLogprob, ...] = ()
         if self.request.logprobs is not None:
-            likely = tuple(rows.logprobs(_sources(verdict), list(verdict.tokens), self.request.logprobs))
+            likely = tuple(rows.logprobs(_rows_before(verdict), list(verdict.tokens), self.request.logprobs))
         now = time.perf_counter()
         forced = self._accepted_forced(verdict)
         drafted, accepted = len(feed.draft) - self._forced, len(verdict.path)
@@ -293,17 +304,19 @@ class Generation:
         total = now - self._round_started
         last = verdict.path[-1] if accepted else -1
         bonus = bool(feed.draft) and len(verdict.tokens) > accepted and last not in feed.draft.parents
+        scoring = 0.0 if self._scoring is None else self._scoring.seconds
         self._records.append(
             RoundRecord(
                 arm,
                 drafted,
                 accepted - forced,
                 len(verdict.tokens),
-                self._draft_s,
+                self._draft_s + scoring,
                 forward.seconds,
                 total,
                 bonus,
                 forced,
+                scoring,
             )
         )
         summary = None if taken.finish is None else self._summary(taken.finish)
@@ -351,8 +364,18 @@ class Generation:
         return self._seat.values()
 
 
-def _sources(verdict: Verdict) -> list[int]:
-    """The row that each committed token was drawn from."""
+def _scoring(sessions: Sessions, seat: Seat, request: Request, pool: Pool) -> Scoring | None:
+    """Scoring of all drafters, where the policy learns from it and some drafter can."""
+    drafters = sessions.scoring(request.prompt) if pool.selector.full_information else {}
+    if not drafters:
+        return None
+    seat.score(drafters)
+    drawn = not request.sampling.greedy
+    return Scoring(sessions, seat, drafters, len(request.prompt), pool.selector.every, drawn=drawn)
+
+
+def _rows_before(verdict: Verdict) -> list[int]:
+    """The scored row that each committed token was chosen from."""
     return [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
 
 

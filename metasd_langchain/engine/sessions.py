@@ -22,6 +22,7 @@ __all__ = ["Sessions"]
 
 logger = logging.getLogger("metasd_langchain")
 _STRIKES = 3  # rounds in a row with a failure, after which a drafter sits out the rest of the answer
+_MOST = 1.0 + 1e-4  # a sum of probabilities that are rounded
 T = TypeVar("T")
 
 
@@ -41,6 +42,7 @@ class Sessions:
         self._strikes = dict.fromkeys(pool.drafters, 0)
         self._failed: set[str] = set()  # in this round
         self._silent: set[str] = set()  # failed when last asked to propose, and not asked since
+        self._unscored: set[str] = set()  # the same for scoring
         self._sessions: dict[str, DraftSession] = {}
         for name, drafter in pool.drafters.items():
             try:
@@ -71,11 +73,40 @@ class Sessions:
         self._silent.discard(name)
         return draft
 
+    def scoring(self, tokens: Sequence[int]) -> dict[str, bool]:
+        """Drafters that can score committed tokens, and whether they do so after they observed them.
+
+        Args:
+            tokens: of the prompt.
+        """
+        found: dict[str, bool] = {}
+        for name, session in self._playing():
+            if self.score(name, tokens, len(tokens)) is not None:
+                found[name] = bool(getattr(session, "scores_late", False))
+        return found
+
+    def score(self, name: str, tokens: Sequence[int], start: int) -> list[float] | None:
+        """The named drafter's probability of each of ``tokens[start:]``; None when it cannot, fails or is benched."""
+        ask = getattr(self._sessions.get(name), "score", None)
+        if ask is None or self._strikes[name] >= _STRIKES:
+            return None
+        try:
+            found = ask(tokens, start)
+            scores = None if found is None else [float(score) for score in found]
+            if scores is not None:
+                _check_scores(scores, len(tokens) - start)
+        except Exception as error:
+            self._unscored.add(name)
+            self._strike(name, error)
+            return None
+        self._unscored.discard(name)
+        return scores
+
     def observe(self, round: Round) -> None:
         """Tell every playing session; ends the round."""
         for name, session in self._playing():
             self._guard(name, partial(session.observe, round), None)
-            if name not in self._failed and name not in self._silent:
+            if name not in self._failed | self._silent | self._unscored:
                 self._strikes[name] = 0
         self._failed.clear()
 
@@ -119,6 +150,13 @@ class Sessions:
                 kept.append(node)
         q = None if draft.q is None else draft.q[kept]
         return Draft(tuple(tokens[i] for i in kept), tuple(index[draft.parents[i]] for i in kept), q)
+
+
+def _check_scores(scores: Sequence[float], expected: int) -> None:
+    if len(scores) != expected:
+        raise DrafterError(f"{len(scores)} scores for {expected} tokens")
+    if any(not (math.isnan(score) or 0.0 <= score <= _MOST) for score in scores):
+        raise DrafterError("a score is no probability")
 
 
 def _hint(session: DraftSession) -> float:

@@ -146,16 +146,17 @@ class EagleStep:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def read(self, cache: HeadCache, tokens: Sequence[int], hidden: Sequence[Tensor]) -> Tensor:
+    def read(self, cache: HeadCache, tokens: Sequence[int], hidden: Sequence[Tensor], keep: int = 1) -> Tensor:
         """Read n pairs of the text that follow what the cache has read.
 
         Args:
             cache: of the generation; drafted nodes in it are dropped.
             tokens: n ids, each the token *after* the state it is paired with.
             hidden: the states by layer, each ``[n, target_hidden]``.
+            keep: of how many pairs, from the end, the feature is wanted; 1 to n.
 
         Returns:
-            The last pair's feature, float32 ``[1, hidden]``.
+            Their features, float32 ``[keep, hidden]``.
         """
         with torch.inference_mode():
             cache.nodes = 0
@@ -169,9 +170,10 @@ class EagleStep:
             cache.write(keys, values, self.window)
             cache.end += len(tokens)
             cache.length += len(tokens)
-            low = max(0, cache.length - self.window)
-            mixed = _attend(query[:, -1:], cache.keys[:, low : cache.length], cache.values[:, low : cache.length], None)
-            return self._finish(residual[-1:], mixed)
+            low = max(0, cache.length - keep + 1 - self.window)
+            keys, values = cache.keys[:, low : cache.length], cache.values[:, low : cache.length]
+            mask = None if keep == 1 else self._earlier(keep, cache.length - low)
+            return self._finish(residual[-keep:], _attend(query[:, -keep:], keys, values, mask))
 
     def guess(
         self,
@@ -250,6 +252,13 @@ class EagleStep:
         pairs = torch.view_as_complex(both.reshape(*both.shape[:2], -1, 2))
         turned = torch.view_as_real(pairs * turn).flatten(2)
         return turned[: config.heads], turned[config.heads :], joined[config.heads + config.kv_heads :]
+
+    def _earlier(self, queries: int, keys: int) -> Tensor:
+        """Mask ``[queries, keys]`` of the last keys' queries: each sees itself and what lies before, in the window."""
+        ends = torch.arange(keys - queries, keys, device=self.device)[:, None]
+        places = torch.arange(keys, device=self.device)
+        seen = (places <= ends) & (places > ends - self.window)
+        return torch.zeros(queries, keys, device=self.device).masked_fill_(~seen, -torch.inf)
 
     def _finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
         x = residual + self._o(mixed.transpose(0, 1).flatten(1).to(self._dtype)).float()

@@ -7,6 +7,7 @@ nearly as often as rejection sampling would accept one (Gumbel coupling). Greedy
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +72,38 @@ class Proposer:
         self._sampling, self._ids, self._size = sampling, ids, size
         self._exact = exact and not sampling.greedy  # a greedy draft is a point mass
         self._temperature = 1.0 if sampling.greedy else max(sampling.temperature, 1e-30)
+        self._columns: NDArray[np.int64] | None = None  # of target ids, -1 for those that are in no column
+
+    def probabilities(self, logits: Tensor, tokens: Sequence[int]) -> tuple[list[float], list[int]]:
+        """The drafter's probability of a token after each of several nodes, and how many columns it likes better.
+
+        At the request's temperature (1 when greedy), before filters: what the target's own ``1 - TV`` is taken of. A
+        token that the drafter has no column for has probability 0.
+
+        Args:
+            logits: ``[nodes, columns]``.
+            tokens: target ids, one a node.
+        """
+        places = self._places(tokens, logits.shape[-1])
+        with torch.inference_mode():
+            scores = logits.float()
+            scores = (scores - scores.amax(-1, keepdim=True)).div_(self._temperature)
+            own = scores.gather(1, torch.from_numpy(np.maximum(places, 0)).to(scores.device)[:, None])
+            chances = (own[:, 0] - scores.logsumexp(-1)).exp()
+            before = (scores > own).sum(-1)
+            both = torch.stack([chances.double(), before.double()]).cpu().numpy()
+        there = places >= 0
+        ranks = np.where(there, both[1], logits.shape[-1]).astype(np.int64)
+        return np.where(there, both[0], 0.0).tolist(), ranks.tolist()
+
+    def _places(self, tokens: Sequence[int], columns: int) -> NDArray[np.int64]:
+        ids = np.asarray(tokens, dtype=np.int64)
+        if self._ids is None:
+            return np.where(ids < columns, ids, -1)
+        if self._columns is None:
+            self._columns = np.full(self._size, -1, dtype=np.int64)
+            self._columns[self._ids] = np.arange(len(self._ids))
+        return self._columns[ids]
 
     def guess(self, logits: Tensor, noise: Noise, position: int, drafts: int) -> Proposal:
         """The token of a chain: what the target most likely takes, or with `exact` a draw from the distribution.

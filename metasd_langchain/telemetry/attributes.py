@@ -106,6 +106,9 @@ def summary_attributes(summary: Summary, arms: Sequence[str], detail: RoundDetai
         "metasd.latency.draft_s": sum(r.draft_s for r in rounds),
         "metasd.latency.verify_s": sum(r.score_s for r in rounds),
     }
+    scoring = sum(r.scoring_s for r in rounds)
+    if scoring:
+        attributes["metasd.latency.scoring_s"] = scoring  # of draft_s
     if summary.step:
         attributes["metasd.step"] = summary.step
     if rounds:
@@ -157,7 +160,7 @@ def _by_arm(rounds: Iterable[RoundRecord], names: Mapping[str, int]) -> Attribut
         count[arm] += 1
         drafted[arm] += record.drafted
         accepted[arm] += record.accepted
-        seconds[arm] += record.draft_s
+        seconds[arm] += record.draft_s - record.scoring_s  # scoring is of all drafters
     return {
         "metasd.drafters.names": list(names),
         "metasd.drafters.rounds": count,

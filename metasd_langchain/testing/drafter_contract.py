@@ -21,7 +21,7 @@ from metasd_langchain.drafters import Drafter, DraftSession
 from metasd_langchain.testing.drafters import NoDraws
 from metasd_langchain.values import EMPTY_DRAFT, Draft, Request, Round
 
-__all__ = ["DrafterContract", "play"]
+__all__ = ["DrafterContract", "play", "scored"]
 
 Guess = tuple[float, Draft]
 DRAWS = NoDraws()
@@ -115,6 +115,33 @@ def advance(
         text += told.committed
         truth = truth[len(told.committed) :]
     return guesses
+
+
+def scored(
+    drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], *, every: int, budget: int = 8, vocab: int = 40
+) -> tuple[list[Guess], list[float]]:
+    """As `play`, with the session's scoring asked for as the engine does; and the scores of the answer's tokens."""
+    session: Any = drafter.open(Request(prompt=tuple(prompt)))
+    late = getattr(session, "scores_late", False)
+    scores = list(session.score(tuple(prompt), len(prompt)))  # asked for nothing: none yet
+    guesses: list[Guess] = []
+    text, done = list(prompt), len(prompt)
+    for turn in range(len(answer)):
+        guesses.append((session.hint(), session.propose(text, budget, DRAWS)))
+        truth = answer[len(text) - len(prompt) :]
+        told = tell(drafter, text, guesses[-1][1], truth, vocab, seen=turn > 0)
+        text += told.committed
+        if not late:
+            scores += session.score(text, len(text) - len(told.committed))
+        session.observe(told)
+        over = len(told.committed) == len(truth)
+        if late and (over or turn % every == every - 1):
+            scores += session.score(text, done)
+            done = len(text)
+        if over:
+            break
+    session.close()
+    return guesses, scores
 
 
 class DrafterContract:
@@ -257,6 +284,39 @@ class DrafterContract:
         advance(drafter, session, prompt + answer[:30], answer[30:], 8, self.vocab)
         session.close()
         assert repr(self.play(drafter, 11, scope="ours")) == repr(self.play(fresh, 11, scope="ours"))
+
+    @pytest.mark.parametrize("every", [1, 3])
+    def test_scoring_gives_probabilities_and_changes_no_draft(self, every: int) -> None:
+        drafter, other = self.make(), self.make()
+        prompt, answer = self.texts(12)
+        session = drafter.open(Request(prompt=tuple(prompt)))
+        ask = getattr(session, "score", None)
+        if ask is None or ask(prompt, len(prompt)) is None:
+            pytest.skip("does not score")
+        session.close()
+        guesses, scores = scored(drafter, prompt, answer, every=every, vocab=self.vocab)
+        plain = play(other, prompt, answer, vocab=self.vocab)
+        assert [(draft.tokens, draft.parents) for _, draft in guesses] == [(d.tokens, d.parents) for _, d in plain]
+        assert [hint for hint, _ in guesses] == pytest.approx([hint for hint, _ in plain], nan_ok=True)
+        assert len(scores) == len(answer)
+        assert all(math.isnan(score) or 0.0 <= score <= 1.0 + 1e-6 for score in scores)
+        assert not all(math.isnan(score) for score in scores)
+
+    def test_a_score_says_what_would_have_been_drafted(self) -> None:
+        if not self.from_text:
+            pytest.skip("has probabilities of its own")
+        drafter = self.make()
+        prompt, answer = self.texts(13)
+        session: Any = drafter.open(Request(prompt=tuple(prompt)))
+        if getattr(session, "score", None) is None:
+            pytest.skip("does not score")
+        for place in range(0, len(answer), 3):
+            text, block = [*prompt, *answer[:place]], answer[place : place + 3]
+            ahead = [[*text, *block[:more]] for more in range(len(block))]
+            drafts = [session.propose(known, 1, DRAWS) for known in ahead]
+            expected = [float(draft.tokens == (token,)) for draft, token in zip(drafts, block, strict=True)]
+            assert session.score([*text, *block], len(text)) == expected
+            session.observe(tell(drafter, text, Draft.chain(block[:-1]), block, self.vocab))
 
     def test_close_twice(self) -> None:
         drafter = self.make()

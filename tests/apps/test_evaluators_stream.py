@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from evaluators.__main__ import main
 from evaluators.errors import EvaluatorError
-from evaluators.record import read
+from evaluators.information import gross
+from evaluators.record import read, scoring_seconds
 from evaluators.replay import _answers, _How, _Prices, stream
 from evaluators.stream import COLD, POLICY, ratios
 from evaluators.theory import regret, signals
@@ -144,6 +146,20 @@ def test_replay_ranks_policies_and_says_how_far_it_is_from_life(record, tmp_path
     assert "replay / live" in capsys.readouterr().err
 
 
+def test_full_information_in_a_replay_hears_of_every_arm_and_pays_for_it(record, tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--policies", "normalhedge+expected_length,hedge+throughput,ucb+length", "--json", str(out), "--quick"]
+    assert main(["replay", "--record", str(record), *options]) == 0
+    told = json.loads(out.read_text())["policies"]
+    for spec in ("normalhedge+expected_length", "hedge+throughput"):
+        assert 0.0 < told[spec]["net"] < told[spec]["speed_vs_best_single"]
+    assert told["ucb+length"]["net"] == told["ucb+length"]["speed_vs_best_single"]
+    _, rows = read(str(record))
+    assert sum(len(row["scoring"]) for row in rows if "scoring" in row) > 0
+    assert scoring_seconds(rows) > 0.0
+    assert math.isnan(scoring_seconds([row for row in rows if "scoring" not in row]))  # an older record
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -182,6 +198,26 @@ def test_ucb_needs_fewer_rounds_with_bd_than_with_be_and_than_exp3():
 
     assert mean("ucb", "bd") <= mean("ucb", "be")  # M1
     assert mean("ucb", "bd") < mean("exp3", "bd") < mean("random", "bd")  # M4
+
+
+def test_full_information_is_worth_more_the_more_drafters_there_are():
+    def mean(policy, count):
+        return np.mean([gross(policy, count, 5, 150, 4, seed) for seed in range(6)])
+
+    gaps = [mean("normalhedge", count) - mean("exp3", count) for count in (2, 8)]  # H1
+    assert 0.0 < gaps[0] < gaps[1]
+    assert mean("normalhedge", 8) > max(0.9, mean("ucb", 8))
+
+
+def test_theory_prints_what_full_information_costs(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    options = ["--policies", "ucb+bd", "--tokens", "64", "--drafters", "2,4", "--rounds", "20", "--score-cost", "0.1"]
+    assert main(["theory", *options, "--quick", "--json", str(out)]) == 0
+    told = json.loads(out.read_text())["information"]
+    assert told["hedge"]["4"]["net"] == pytest.approx(told["hedge"]["4"]["gross"] / 1.1)  # 4 drafters every 4 rounds
+    assert told["ucb"]["4"]["net"] == told["ucb"]["4"]["gross"]
+    assert "N=4 net" in capsys.readouterr().out
+    assert main(["theory", "--drafters", "1"]) == 2
 
 
 def test_wrong_acceptances_are_named(capsys):

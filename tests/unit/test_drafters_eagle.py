@@ -380,3 +380,64 @@ def test_a_presets_name_stands_for_all_of_its_heads(tmp_path: Path, monkeypatch:
     assert [arm.name for arm in make_pool(["eagle:five-domains"]).selector.arms] == [f"eagle-{n}@8" for n in names]
     (tmp_path / "five-domains").mkdir()  # a folder of the user's comes first
     assert [arm.name for arm in make_pool(["eagle:five-domains@4"]).selector.arms] == ["eagle-five-domains@4"]
+
+
+# -- scoring -----------------------------------------------------------------------------------------------------------
+
+PROMPT = 10  # tokens of TEXT that are the prompt
+
+
+def by_hand(path: str, place: int, **options: Any) -> float:
+    """A token's probability by a head that reads the whole text before it at once."""
+    session = bound(path, **options).open(Request(tuple(TEXT[:PROMPT])))
+    session.observe(round_of(0, place - 1))
+    logits = session._step.logits(session._read(TEXT[:place]))[0]
+    columns = session._step.draft_ids.tolist()
+    return float(logits.softmax(-1)[columns.index(TEXT[place])]) if TEXT[place] in columns else 0.0
+
+
+@pytest.mark.parametrize("played", [(), (0, 2, 3)], ids=["resting", "playing"])
+@pytest.mark.parametrize("window", [1024, 8])
+@pytest.mark.parametrize("every", [1, 3])
+def test_scores_are_the_heads_probabilities(path: str, every: int, window: int, played: Sequence[int]) -> None:
+    session = bound(path, window=window).open(Request(tuple(TEXT[:PROMPT]), Sampling(1.0)))
+    assert session.score(TEXT[:PROMPT], PROMPT) == []
+    scores: list[float] = []
+    ends = [PROMPT, 11, 14, 15, 17, 19, 20]  # tokens known after each round, the first of which reads the prompt
+    for turn, end in enumerate(ends[1:]):
+        if turn in played:
+            session.propose(TEXT[: ends[turn]], 3, DRAWS)
+        session.observe(round_of(0 if not turn else ends[turn] - 1, end - 1))
+        if turn % every == every - 1:
+            scores += session.score(TEXT[:end], PROMPT + len(scores))
+    assert len(scores) == 10
+    expected = [by_hand(path, place, window=window) for place in range(PROMPT, 20)]
+    assert any(expected)
+    assert not all(expected)  # a token that the head does not know
+    assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_greedy_score_says_whether_the_token_would_be_drafted(path: str) -> None:
+    for shape, width in (("chain", 4), ("tree", 4)):
+        fresh = bound(path, shape=shape, width=width, stop=0.0).open(Request(tuple(TEXT[:PROMPT])))
+        fresh.observe(round_of(0, PROMPT - 1))
+        logits = fresh._step.logits(fresh._read(TEXT[:PROMPT]))[0]
+        likely = fresh._step.draft_ids[logits.argsort(descending=True).numpy()].tolist()
+        for rank in (0, 1, 3, 4):
+            session = bound(path, shape=shape, width=width, stop=0.0).open(Request(tuple(TEXT[:PROMPT])))
+            session.score(TEXT[:PROMPT], PROMPT)
+            session.observe(Round((likely[rank],), hidden=states(0, PROMPT - 1), hidden_start=0))
+            drafted = rank < (width if shape == "tree" else 1)
+            assert session.score([*TEXT[:PROMPT], likely[rank]], PROMPT) == [float(drafted)], (shape, rank)
+
+
+def test_what_it_never_read_it_does_not_score(path: str) -> None:
+    session = bound(path, window=8).open(Request(tuple(TEXT[:PROMPT]), Sampling(1.0)))
+    session.score(TEXT[:PROMPT], PROMPT)
+    for start in range(PROMPT - 1, 30):
+        session.observe(round_of(start, start + 1))
+    scores = session.score(TEXT[:31], PROMPT)
+    known = [not math.isnan(score) for score in scores]
+    assert len(scores) == 21
+    assert known == sorted(known)  # the last ones
+    assert sum(known) == 7  # the first pair that is left foretells the token after the next

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -310,3 +311,54 @@ class TestContract(DrafterContract):
 
     def make(self) -> Any:
         return self._made()
+
+
+# -- scoring -----------------------------------------------------------------------------------------------------------
+
+
+def by_hand(place: int, temperature: float) -> float:
+    """A token's probability by a cache-free forward."""
+    with torch.inference_mode():
+        logits = SMALL(torch.tensor([TEXT[:place]]), use_cache=False).logits[0, -1].double()
+    return float((logits / temperature).softmax(-1)[TEXT[place]])
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+def test_scores_are_the_models_probabilities(target: Target, drafting: bool) -> None:
+    own = session(target, TEXT[:20], Sampling(0.7, seed=1))
+    assert own.score(TEXT[:20], 20) == []
+    scores: list[float] = []
+    for start, end in ((20, 23), (23, 24), (24, 40)):
+        if drafting:
+            own.propose(TEXT[:start], 4, DRAWS)
+        scores += own.score(TEXT[:end], start)
+    assert scores == pytest.approx([by_hand(place, 0.7) for place in range(20, 40)], rel=1e-3)
+
+
+def test_a_greedy_score_says_whether_the_token_is_the_most_likely(target: Target) -> None:
+    said = [*TEXT[:9], *reference_tokens(SMALL, TEXT[:9], 6)]
+    said[12] = 7 if said[12] != 7 else 8
+    own = session(target, said[:9])
+    scores = own.score(said, 9)
+    assert scores[:4] == [1.0, 1.0, 1.0, 0.0]
+    assert len(scores) == 6
+
+
+def test_tokens_that_left_the_window_have_no_score(target: Target) -> None:
+    own = session(target, TEXT[:5], Sampling(1.0), kv="window:8")
+    scores = own.score(TEXT[:40], 5)
+    known = [not math.isnan(score) for score in scores]
+    assert known == sorted(known)
+    assert 6 < sum(known) <= 8
+    assert own.propose(TEXT[:40], 3, DRAWS) == session(target, TEXT[:5], Sampling(1.0), kv="window:8").propose(
+        TEXT[:40], 3, DRAWS
+    )
+
+
+def test_scores_of_a_small_vocabulary_are_zero_where_it_has_no_word(target: Target, tmp_path: Path) -> None:
+    part = DraftVocabulary(range(0, 512, 2), 512, fingerprint(TOKENIZER))
+    config = DraftLMConfig(hidden_size=32, intermediate_size=64, layers=1, heads=2, kv_heads=1, window=64)
+    DraftLM.fresh(part, config).save(tmp_path / "part")
+    own = SmallLM(tmp_path / "part").bind(target).open(Request(prompt=tuple(TEXT[:9]), sampling=Sampling(1.0)))
+    scores = own.score(TEXT[:30], 9)
+    assert [score > 0.0 for score in scores] == [token % 2 == 0 for token in TEXT[9:30]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import sys
 import threading
 import types
@@ -258,6 +259,14 @@ def test_less_detail_on_request(spans, monkeypatch, mode, by_arm, by_round):
     assert ("metasd.drafters.names" in told) is by_arm
     assert ("metasd.rounds.drafter" in told) is by_round
     assert told["metasd.tokens.accepted"] == 9
+
+
+def test_scoring_is_told_of_and_is_no_arms_drafting(spans):
+    start().end(summary([dataclasses.replace(r, draft_s=r.draft_s + 0.25, scoring_s=0.25) for r in ROUNDS[:2]]))
+    told = only(spans).attributes
+    assert told["metasd.latency.scoring_s"] == pytest.approx(0.5)
+    assert told["metasd.latency.draft_s"] == pytest.approx(0.501)
+    assert told["metasd.drafters.draft_time_s"] == pytest.approx((0.001, 0.0, 0.0))
 
 
 def test_rounds_as_events(spans, monkeypatch):

@@ -10,9 +10,11 @@ If You Must" (JMLR 2014, AdaHedge). For drafters: HedgeSpec, "Not-a-Bandit: Prov
 ``expected_length``.
 Trust: laws published and proven; HedgeSpec's eta is not known, so the tuning is ours.
 
-**Who gets what.** ``update`` takes a reward for every arm on offer where it is known. Arms whose reward is missing are
-left alone (they stand still against the policy's own gain on the known ones, as absent experts do). When only the
-played arm's reward is known though others were on offer, that is bandit feedback, and it is importance-weighted: the
+**Who gets what.** ``update`` takes a reward for every arm on offer where it is known: the engine estimates it by how
+drafters score what was committed (``bandits/hindsight.py``). Arms whose reward is missing (of a drafter that cannot
+score, unless it played) are left alone (they stand still against the policy's own gain on the known ones, as absent
+experts do). When only the played arm's reward is known though others were on offer (no drafter of the pool can score),
+that is bandit feedback, and it is importance-weighted: the
 played arm loses ``(1 - r) / p``, the others nothing. That is unbiased and learns about as fast as ``exp3spec`` does
 (0.95 against 0.88 of rounds 101 to 200 on the best of four coins, 0.8 against 0.2), but the proof does not cover it.
 Prefer Hedge where drafters can be scored cheaply on accepted text; regret grows with ln K instead of K.
@@ -26,7 +28,7 @@ from operator import mul
 from typing import ClassVar
 
 from metasd_langchain.bandits import State
-from metasd_langchain.bandits.statistics import Regrets, gains_of, read_number, read_owner, softmax
+from metasd_langchain.bandits.statistics import EVERY, Regrets, gains_of, read_number, read_owner, softmax
 from metasd_langchain.registry import known_options, number
 from metasd_langchain.values import Choice, Situation
 
@@ -34,14 +36,14 @@ __all__ = ["Hedge", "create"]
 
 
 class Hedge(Regrets):
-    """Regrets by arm and the mixability gaps so far; `rate` 0 tunes itself."""
+    """Regrets by arm and the mixability gaps so far; `rate` 0 tunes itself, `every` see ``create``."""
 
     name = "hedge"
     full_information: ClassVar[bool] = True
 
-    def __init__(self, rate: float = 0.0) -> None:
+    def __init__(self, rate: float = 0.0, every: int = EVERY) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate, self.every = rate, every
         self._gaps = 0.0
 
     def eta(self, arms: int) -> float:
@@ -101,5 +103,9 @@ def _mixed(chances: Sequence[float], gains: Sequence[float], eta: float) -> floa
 
 
 def create(options: Mapping[str, object]) -> Hedge:
-    """Options: ``rate``, a fixed learning rate; 0 tunes itself (default)."""
-    return Hedge(number("rate", known_options("policy hedge", options, {"rate": 0.0})["rate"], 0.0, 1e6))
+    """Options: ``rate``, a fixed learning rate; 0 tunes itself (default).
+
+    ``every`` (4): rounds between two scorings by drafters that read to score.
+    """
+    known = known_options("policy hedge", options, {"rate": 0.0, "every": EVERY})
+    return Hedge(number("rate", known["rate"], 0.0, 1e6), int(number("every", known["every"], 1, 1024)))

@@ -5,8 +5,8 @@ that the mean of ``exp([R_i]+^2 / (2 c))`` over the arms on offer is e; uniform 
 Reference: Chaudhuri, Freund, Hsu, "A Parameter-Free Hedging Algorithm" (NeurIPS 2009). HedgeSpec, "Not-a-Bandit:
 Provably No-Regret Drafter Selection" (arXiv 2510.20064), uses it, with delayed feedback, on the loss ``1 - expected
 length / (K + 1)``: the reward ``expected_length``.
-Trust: the law was quoted from memory in our notes and is the paper's standard form; HedgeSpec's queue and its skipped
-updates are the caller's.
+Trust: the law was quoted from memory in our notes and is the paper's standard form; HedgeSpec's queue is
+``bandits/hindsight.py``, its skipped updates are not done.
 
 **Who gets what.** As ``hedge``: a reward for every arm on offer where it is known; arms whose reward is missing are
 left alone; when only the played arm's reward is known though others were on offer, it is importance-weighted (the
@@ -22,18 +22,22 @@ from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import ClassVar
 
-from metasd_langchain.bandits.statistics import Regrets, gains_of
-from metasd_langchain.registry import known_options
+from metasd_langchain.bandits.statistics import EVERY, Regrets, gains_of
+from metasd_langchain.registry import known_options, number
 from metasd_langchain.values import Choice, Situation
 
 __all__ = ["NormalHedge", "create"]
 
 
 class NormalHedge(Regrets):
-    """Regrets by arm; nothing to tune."""
+    """Regrets by arm; nothing to tune. `every`: see ``create``."""
 
     name = "normalhedge"
     full_information: ClassVar[bool] = True
+
+    def __init__(self, every: int = EVERY) -> None:
+        super().__init__()
+        self.every = every
 
     def chances(self, arms: Sequence[str]) -> list[float]:
         """The weights' shares."""
@@ -70,6 +74,6 @@ def _steepness(squares: Sequence[float]) -> float:
 
 
 def create(options: Mapping[str, object]) -> NormalHedge:
-    """No options."""
-    known_options("policy normalhedge", options, {})
-    return NormalHedge()
+    """Options: ``every`` (4), rounds between two scorings by drafters that read to score."""
+    known = known_options("policy normalhedge", options, {"every": EVERY})
+    return NormalHedge(int(number("every", known["every"], 1, 1024)))
