@@ -17,6 +17,7 @@ import numpy as np
 
 from evaluators.arguments import add_common, add_prompts, at_least
 from evaluators.machine import machine
+from evaluators.pools import unseen
 from evaluators.prompts import encode, find, load, spread
 from evaluators.report import say, table, write
 from metasd_langchain import Request, Sampling, make_pool, shared_engine
@@ -75,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure, print, write."""
     facts = machine(args.dtype)
-    chosen = spread(load(find(args.prompts, args.data)), 6 if args.quick else args.limit, args.seed)
+    known = unseen(load(find(args.prompts, args.data)), args.arms.split(","))
+    chosen = spread(known, 6 if args.quick else args.limit, args.seed)
     engine = shared_engine(args.model, dtype=args.dtype, device=args.device, progress=say)
     figures: dict[str, Any] = {}
     for arm in args.arms.split(","):
