@@ -463,6 +463,8 @@ def test_a_damaged_state_is_an_error_and_changes_nothing(name, change, says):
         ("linucb", {"ridge": 0.0}, BadOption, "ridge"),
         ("linucb", {"alpha": True}, BadOption, "alpha"),
         ("hedge", {"rate": -1.0}, BadOption, "rate"),
+        ("hedge", {"every": 0}, BadOption, "every"),
+        ("normalhedge", {"every": True}, BadOption, "every"),
         ("normalhedge", {"rate": 1.0}, UnknownName, "rate"),
     ],
 )
@@ -482,7 +484,8 @@ def test_wrong_options_are_named(name, options, error, says):
         ("discounted_ucb", {"beta": 0.2, "gamma": 0.9}),
         ("sliding_ucb", {"beta": 0.2, "window": 30}),
         ("linucb", {"alpha": 0.5, "ridge": 2.0}),
-        ("hedge", {"rate": 2.0}),
+        ("hedge", {"rate": 2.0, "every": 1}),
+        ("normalhedge", {"every": 8}),
     ],
 )
 def test_options_arrive(name, options):

@@ -14,9 +14,9 @@ Trust: laws published and proven; HedgeSpec's eta is not known, so the tuning is
 drafters score what was committed (``bandits/hindsight.py``). Arms whose reward is missing (of a drafter that cannot
 score, unless it played) are left alone (they stand still against the policy's own gain on the known ones, as absent
 experts do). When only the played arm's reward is known though others were on offer (no drafter of the pool can score),
-that is bandit feedback, and it is importance-weighted: the
-played arm loses ``(1 - r) / p``, the others nothing. That is unbiased and learns about as fast as ``exp3spec`` does
-(0.95 against 0.88 of rounds 101 to 200 on the best of four coins, 0.8 against 0.2), but the proof does not cover it.
+that is bandit feedback, and it is importance-weighted: the played arm loses ``(1 - r) / p``, the others nothing. That
+is unbiased and learns about as fast as ``exp3spec`` does (0.95 against 0.88 of rounds 101 to 200 on the best of four
+coins, 0.8 against 0.2), but the proof does not cover it.
 Prefer Hedge where drafters can be scored cheaply on accepted text; regret grows with ln K instead of K.
 """
 
