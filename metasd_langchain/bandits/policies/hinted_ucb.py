@@ -55,6 +55,9 @@ DEFAULT_PRIOR: Mapping[str, Mapping[str, float]] = {
     "lookup": {"miss": 0.055, "1": 0.11, "2": 0.12, "3-4": 0.165},
     "recycling": {"miss": 0.055, "1": 0.075, "2": 0.115, "3-4": 0.20},
     "recycling_tree": {"miss": 0.05, "1": 0.075, "2": 0.115, "3-4": 0.23},
+    "eagle": {
+        "miss": 0.052, "1": 0.085, "2": 0.10, "3-4": 0.13, "5-8": 0.20, "9-16": 0.25, "17+": 0.30, "nan": 0.085,
+    },
     PLAIN: {"nan": 0.0625},
 }  # fmt: skip
 _DEFAULTS: Mapping[str, object] = {"c": 0.5, "prior": {}, "prior_weight": 3.0, "keep": 0.99, "forget": 0.02}
