@@ -23,10 +23,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from metasd_langchain.bandits.costs import CostModel
-from metasd_langchain.bandits.rewards import EXPECTED_LENGTH, Reward
+from metasd_langchain.bandits.rewards import EXPECTED_LENGTH, Reward, expected_length
 from metasd_langchain.values import Arm, Choice, Outcome, Situation
 
-__all__ = ["HORIZON", "Decision", "Hindsight", "expected_length"]
+__all__ = ["HORIZON", "Decision", "Hindsight"]
 
 HORIZON = 32  # tokens behind a round's beginning that are looked at: what a longer draft earns more comes too late
 _NOTHING = 1e-3  # a chance to get as far as this token that is not worth waiting for the rest
@@ -48,15 +48,6 @@ class Decision:
     choice: Choice
     outcome: Outcome
     width: int
-
-
-def expected_length(agreement: Sequence[float]) -> float:
-    """HedgeSpec's estimate: expected tokens of a round, the target's own included, from g of each drafted one."""
-    total = reach = 1.0
-    for share in agreement:
-        reach *= share
-        total += reach
-    return total
 
 
 class Hindsight:

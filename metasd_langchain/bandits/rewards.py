@@ -19,13 +19,13 @@ sparse as ``be``); q is the drafter's own distribution, or a point mass for a dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from metasd_langchain.errors import BadOption
 from metasd_langchain.values import Outcome
 
-__all__ = ["BD", "BE", "EXPECTED_LENGTH", "LENGTH", "REWARDS", "THROUGHPUT", "Reward"]
+__all__ = ["BD", "BE", "EXPECTED_LENGTH", "LENGTH", "REWARDS", "THROUGHPUT", "Reward", "expected_length"]
 
 _SLACK = 1e-6  # rounding of sums of probabilities, relative to the range
 
@@ -103,6 +103,15 @@ def _length(outcome: Outcome) -> float:
     return min(_LONGEST, float(outcome.committed))
 
 
+def expected_length(agreement: Sequence[float]) -> float:
+    """Expected tokens of a round, the target's own included: ``1 + g_1 + g_1 g_2 + ...``, g by drafted token."""
+    total = reach = 1.0
+    for share in agreement:
+        reach *= share
+        total += reach
+    return total
+
+
 def _expected_length(outcome: Outcome) -> float:
     """HedgeSpec's estimate of ``length`` for the row: ``sum over k of k (1 - g_k) g_1 ... g_{k-1}`` up to the bonus
     token (g = 0 there), which is ``1 + g_1 + g_1 g_2 + ...``; g = 1 - TV(p, q). Plain gives 1.
@@ -111,11 +120,7 @@ def _expected_length(outcome: Outcome) -> float:
     draft's own prefix, where HedgeSpec takes verified text. Nodes count as a chain: of a tree this is a lower bound,
     since an outcome does not say which nodes are siblings; so it ranks chains, or trees of one shape.
     """
-    total = reach = 1.0
-    for agreement in outcome.agreement:
-        reach *= agreement
-        total += reach
-    return min(_LONGEST, total)
+    return min(_LONGEST, expected_length(outcome.agreement))
 
 
 # 16 accepted tokens at our steepest measured cost (1.5 plain steps) are worth 11, at free width 17. What lies above

@@ -7,38 +7,41 @@ calibration of modern neural networks"), greedy and sampled apart, since a sampl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-__all__ = ["CHILDREN", "KEPT", "fit_spread", "shared_noise"]
+__all__ = ["CHILDREN", "KEPT", "Spread", "shared_noise"]
 
 KEPT = 64  # columns that a draft is drawn from, as in ``models.proposals``
 CHILDREN = 4  # of a node, whose chances count
 _SPREADS = torch.logspace(-1, 2, 31, base=2.0)  # 0.5 to 4
 
 
-def fit_spread(scores: Sequence[Tensor], taken: Sequence[Tensor]) -> float:
-    """The divisor under which chances of the best `CHILDREN` come closest to what was taken (least Brier score).
+class Spread:
+    """Finds the divisor that brings chances of the best `CHILDREN` closest to what was taken (least Brier score)."""
 
-    Args:
-        scores: each ``[positions, columns]``, logits; a column's chance is their softmax.
-        taken: each int64 ``[positions]``, the column the target took, -1 = none of them.
+    def __init__(self) -> None:
+        self._loss = torch.zeros(len(_SPREADS), dtype=torch.float64)
 
-    Returns:
-        From 0.5 to 4; 1 where there is nothing to learn from.
-    """
-    loss = torch.zeros(len(_SPREADS), dtype=torch.float64)
-    for values, column in zip(scores, taken, strict=True):
-        if not len(column):
-            continue
-        best = values.topk(min(CHILDREN, values.shape[1]))
-        hit = (best.indices == column[:, None]).float()
+    def add(self, scores: Tensor, taken: Tensor) -> None:
+        """Count drafts.
+
+        Args:
+            scores: ``[positions, columns]``, logits; a column's chance is their softmax.
+            taken: int64 ``[positions]``, the column the target took, -1 = none of them.
+        """
+        if not len(taken):
+            return
+        best = scores.topk(min(CHILDREN, scores.shape[1]))
+        hit = (best.indices == taken[:, None]).float()
         for at, spread in enumerate(_SPREADS.tolist()):
-            shares = (best.values / spread - (values / spread).logsumexp(-1, keepdim=True)).exp()
-            loss[at] += (shares - hit).square().sum().double()
-    return float(_SPREADS[int(loss.argmin())]) if bool(loss.any()) else 1.0
+            shares = (best.values / spread - (scores / spread).logsumexp(-1, keepdim=True)).exp()
+            self._loss[at] += (shares - hit).square().sum().double()
+
+    @property
+    def value(self) -> float:
+        """From 0.5 to 4; 1 where there is nothing to learn from."""
+        return float(_SPREADS[int(self._loss.argmin())]) if bool(self._loss.any()) else 1.0
 
 
 def shared_noise(teacher: Tensor, own: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

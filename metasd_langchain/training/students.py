@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from metasd_langchain.bandits.rewards import expected_length
 from metasd_langchain.models.draft_lm import DraftLM, DraftLMConfig
 from metasd_langchain.models.eagle import EagleConfig, EagleHead, TargetParts
 from metasd_langchain.models.eagle_format import save_eagle
 from metasd_langchain.models.vocabulary import DraftVocabulary
 from metasd_langchain.training.batches import Batch
-from metasd_langchain.training.calibration import fit_spread, shared_noise
+from metasd_langchain.training.calibration import Spread, shared_noise
 
 __all__ = ["AHEAD", "EagleStudent", "SmallLMStudent", "Student", "Tally"]
 
@@ -91,17 +92,9 @@ class Tally:
         return {
             "acceptance_t08": [round(value, 4) for value in kept],
             "acceptance_greedy": [round(value, 4) for value in agreed],
-            "tokens_per_round_t08": round(_expected(kept), 4),
-            "tokens_per_round_greedy": round(_expected(agreed), 4),
+            "tokens_per_round_t08": round(expected_length(kept), 4),
+            "tokens_per_round_greedy": round(expected_length(agreed), 4),
         }
-
-
-def _expected(acceptance: Sequence[float]) -> float:
-    total = chance = 1.0
-    for value in acceptance:
-        chance *= value
-        total += chance
-    return total
 
 
 class _Distilled:
@@ -258,8 +251,7 @@ class EagleStudent(_Distilled):
     def calibrate(self, held_out: Iterable[Batch]) -> None:
         """See Student: every step ahead counts, as it does in a tree."""
         noise = torch.Generator().manual_seed(0)
-        greedy: tuple[list[Tensor], list[Tensor]] = [], []
-        drawn: tuple[list[Tensor], list[Tensor]] = [], []
+        greedy, drawn = Spread(), Spread()
         for batch in held_out:
             with torch.no_grad():
                 chosen = batch.answer[:, 1:].nonzero()[:_CALIBRATED]
@@ -271,15 +263,12 @@ class EagleStudent(_Distilled):
             normaliser = batch.normalisers[rows, places]
             for step, logits in enumerate(own):
                 use = batch.greedy[rows] & real & (at >= step)
-                greedy[0].append(logits[use].float())
-                greedy[1].append(self._columns_of(following[use]))
+                greedy.add(logits[use].float(), self._columns_of(following[use]))
                 use = ~batch.greedy[rows] & ~normaliser.isnan() & (at >= step)
                 heat = batch.temperatures[rows[use]][:, None]
                 goal = teacher[use] / heat - normaliser[use][:, None]
-                scores, taken = shared_noise(goal, (logits[use].float() / heat).log_softmax(-1), noise)
-                drawn[0].append(scores)
-                drawn[1].append(taken)
-        self.module.config = replace(self.module.config, spread=(fit_spread(*greedy), fit_spread(*drawn)))
+                drawn.add(*shared_noise(goal, (logits[use].float() / heat).log_softmax(-1), noise))
+        self.module.config = replace(self.module.config, spread=(greedy.value, drawn.value))
 
     def _columns_of(self, ids: Tensor) -> Tensor:
         """Draft ids of target ids, -1 where there is none."""

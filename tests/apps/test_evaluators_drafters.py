@@ -17,36 +17,15 @@ from metasd_langchain.assemble import make_pool
 from metasd_langchain.drafters.eagle import Eagle
 from metasd_langchain.engine.loop import Engine
 from metasd_langchain.models.eagle_format import save_eagle
-from metasd_langchain.models.load import Target, load_target
-from metasd_langchain.testing.models import reference_tokens, tiny_model, tiny_tokenizer
+from metasd_langchain.models.load import Target
+from metasd_langchain.testing.models import reference_tokens, tiny_model
 from metasd_langchain.training.split import held_out
 from metasd_langchain.values import Request, Sampling
-from tests.eagles import learned_head, random_head
+from tests.eagles import learned_head
 
 HEADS = ("code", "translation", "summarization", "qa", "math", "ofa")
 CATEGORIES = ("translation", "summarization", "qa", "math_reasoning", "rag", "writing")
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "then", "the", "hat", "ran", "to", "an", "end"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    tiny_model().save_pretrained(made)
-    tiny_tokenizer().save_pretrained(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> Target:
-    return load_target(folder, dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory, target: Target) -> Path:
-    made = tmp_path_factory.mktemp("five")
-    for seed, name in enumerate(HEADS):
-        save_eagle(random_head(target, "eagle3 last state", seed=seed), made / name)
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -24,15 +24,12 @@ from metasd_langchain.bandits.selector import Selector
 from metasd_langchain.drafters.eagle import Eagle
 from metasd_langchain.engine.loop import Engine
 from metasd_langchain.models import encoders
-from metasd_langchain.models.eagle_format import save_eagle
-from metasd_langchain.models.load import Target, load_target
-from metasd_langchain.testing.models import tiny_model, tiny_tokenizer
+from metasd_langchain.models.load import Target
 from metasd_langchain.training.places import DOMAINS
 from metasd_langchain.training.prompts import Corpus
 from metasd_langchain.training.prompts import Prompt as Taught
 from metasd_langchain.training.split import held_out
 from metasd_langchain.values import Arm, Choice, Sampling, Situation
-from tests.eagles import random_head
 
 HEADS = (*DOMAINS, "ofa")
 CATEGORIES = {"translation": "translation", "summarization": "summarization", "qa": "qa", "math": "math_reasoning"}
@@ -43,27 +40,6 @@ WORDS = {
     "qa": "who ran to the end of it all",
     "math": "1 + 2 = 3 and 4 + 5 = 9, so 6 * 7",
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    tiny_model().save_pretrained(made)
-    tiny_tokenizer().save_pretrained(made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def target(folder: Path) -> Target:
-    return load_target(folder, dtype="float32", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory, target: Target) -> Path:
-    made = tmp_path_factory.mktemp("five")
-    for seed, name in enumerate(HEADS):
-        save_eagle(random_head(target, "eagle3 last state", seed=seed), made / name)
-    return made
 
 
 @pytest.fixture(scope="module")

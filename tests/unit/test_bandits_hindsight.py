@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from metasd_langchain.bandits.costs import CostModel
-from metasd_langchain.bandits.hindsight import HORIZON, Decision, Hindsight, expected_length
+from metasd_langchain.bandits.hindsight import HORIZON, Decision, Hindsight
 from metasd_langchain.bandits.registry import policy_factory, reward_named
+from metasd_langchain.bandits.rewards import expected_length
 from metasd_langchain.bandits.selector import Selector
 from metasd_langchain.values import PLAIN, Arm, Choice, Outcome, Situation
 

@@ -15,7 +15,7 @@ from metasd_langchain.models.eagle_format import CONFIG, load_eagle, save_eagle
 from metasd_langchain.models.load import load_target
 from metasd_langchain.models.proposals import Proposer
 from metasd_langchain.testing.models import tiny_model, tiny_tokenizer
-from metasd_langchain.training.calibration import KEPT, fit_spread, shared_noise
+from metasd_langchain.training.calibration import KEPT, Spread, shared_noise
 from metasd_langchain.values import Sampling
 
 
@@ -27,13 +27,17 @@ def drawn(scores: torch.Tensor, spread: float, generator: torch.Generator) -> to
 def test_the_divisor_that_made_the_choices_is_found(spread: float) -> None:
     generator = torch.Generator().manual_seed(1)
     scores = 4.0 * torch.randn(20_000, 12, generator=generator)
-    found = fit_spread(scores.split(7000), drawn(scores, spread, generator).split(7000))
-    assert found == pytest.approx(spread, rel=0.16)
+    taken, found = drawn(scores, spread, generator), Spread()
+    for first in range(0, 20_000, 7000):
+        found.add(scores[first : first + 7000], taken[first : first + 7000])
+    assert found.value == pytest.approx(spread, rel=0.16)
 
 
 def test_nothing_to_learn_from_leaves_chances_as_they_are() -> None:
-    assert fit_spread([], []) == 1.0
-    assert fit_spread([torch.zeros(0, 5)], [torch.zeros(0, dtype=torch.int64)]) == 1.0
+    nothing = Spread()
+    assert nothing.value == 1.0
+    nothing.add(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))
+    assert nothing.value == 1.0
 
 
 def test_a_drafter_that_equals_the_target_drafts_what_it_takes() -> None:
