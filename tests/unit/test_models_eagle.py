@@ -375,6 +375,8 @@ def test_a_head_for_another_width_says_for_which_target(target: Target, tmp_path
 
 def test_a_path_is_a_folder_or_a_preset_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METASD_CACHE", str(tmp_path))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # what else lies on this machine is not looked at
     folder = tmp_path / "drafters" / "tiny" / "five-domains" / "math"
     folder.mkdir(parents=True)
     assert drafter_path("five-domains/math", "tiny") == folder
