@@ -1,9 +1,9 @@
 """Rounds of every arm on every prompt, written down, so that policies can be compared without a model (``replay``).
 
 Each arm plays alone on each prompt, cold. Of every round: where it began, what it drafted, accepted and committed,
-``1 - TV`` of each drafted node, and the hints of all drafters of the pool there. Beside it, live runs of the default
-policy on the same stream, to hold the replay against, and of one that has all drafters scored, for the seconds that
-takes; and the seconds of forwards by width and of drafts by arm.
+``1 - TV`` of each drafted node, the hints of all drafters of the pool there, and how far drafts of near-free ones
+agree. Beside it, live runs of the default policy on the same stream, to hold the replay against, and of one that has
+all drafters scored, for the seconds that takes; and the seconds of forwards by width and of drafts by arm.
 """
 
 from __future__ import annotations
@@ -36,23 +36,28 @@ _QUICK_PROMPTS = 6
 
 
 class _Only:
-    """Plays one arm and writes the hints of all."""
+    """Plays one arm and writes what is known of all."""
 
     name = "only"
+    compares = True
     full_information: ClassVar[bool] = False
 
     def __init__(self, arm: str) -> None:
         self._arm = arm
         self.hints: list[dict[str, float]] = []
+        self.seconded: list[dict[str, int]] = []
 
     def __deepcopy__(self, memo: object) -> _Only:
         return self  # notes are taken in one place
 
     def select(self, situation: Situation, rng: np.random.Generator) -> Choice:
+        # here, not in `update`: the key's policy and its scope's are this one object, and both are taught
+        self.hints.append(dict(situation.hints))
+        self.seconded.append(dict(situation.seconded))
         return Choice(self._arm)
 
     def update(self, situation: Situation, choice: Choice, rewards: Mapping[str, float]) -> None:
-        self.hints.append(dict(situation.hints))
+        """Nothing is learned."""
 
     def values(self) -> Mapping[str, float]:
         return {}
@@ -82,7 +87,8 @@ def run(args: argparse.Namespace) -> None:
     engine = shared_engine(args.model, dtype=args.dtype, device=args.device, progress=say)
     arms = args.arms.split(",") if args.arms else arms_of(args.pool, engine.target.name)
     chosen = spread(unseen(prompts, arms), _QUICK_PROMPTS if args.quick else args.limit, args.seed)
-    head = {"format": FORMAT, "machine": facts, "model": engine.target.name, "arms": arms}
+    names = [arm.name for arm in make_pool(arms).selector.arms]  # of "eagle:PATH/math@8": "eagle-math@8"
+    head: dict[str, Any] = {"format": FORMAT, "machine": facts, "model": engine.target.name, "arms": names}
     head |= {"temperature": args.temperature, "max_tokens": args.max_tokens, "prompts": len(chosen)}
     try:
         with Path(args.out).open("w", encoding="utf-8") as file:
@@ -92,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
                 sampling = Sampling(args.temperature, seed=args.seed * 1_000_003 + index)
                 ids = encode(engine, prompt)
                 request = Request(ids, sampling, args.max_tokens, engine.target.stop_ids, step="record", scope="record")
-                for arm in arms:
+                for arm in names:
                     rounds = _alone(engine, request, arms, arm)
                     row = {"prompt": index, "group": prompt.group, "arm": arm, "rounds": rounds}
                     file.write(json.dumps(row) + "\n")
@@ -143,6 +149,7 @@ def _alone(engine: Engine, request: Request, arms: Sequence[str], arm: str) -> l
     at = 0
     for index, record in enumerate(records):
         known = index < len(outcomes)  # the answer's last token is committed without a choice
+        told = known and index < len(policy.hints)
         rounds.append(
             {
                 "at": at,
@@ -150,7 +157,8 @@ def _alone(engine: Engine, request: Request, arms: Sequence[str], arm: str) -> l
                 "accepted": record.accepted,
                 "committed": record.committed,
                 "agreement": [round(value, 4) for value in outcomes[index].agreement] if known else [],
-                "hints": _plain_hints(policy.hints[index]) if known and index < len(policy.hints) else {},
+                "hints": _plain_hints(policy.hints[index]) if told else {},
+                "seconded": policy.seconded[index] if told else {},
                 "draft_s": round(record.draft_s, 6),
                 "score_s": round(record.score_s, 6) if index else None,  # the first forward reads the prompt
             }

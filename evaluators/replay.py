@@ -69,6 +69,7 @@ class Answer:
         rounds: arm -> its rounds, as recorded.
         places: where hints are known, in order.
         hints: arm -> hint, for each of `places`.
+        seconded: arm -> how far its draft agrees with another one, for each of `places`.
         live: rounds of the default policy when it ran.
     """
 
@@ -78,6 +79,7 @@ class Answer:
     rounds: Mapping[str, Sequence[Mapping[str, Any]]]
     places: Sequence[int]
     hints: Sequence[Mapping[str, float]]
+    seconded: Sequence[Mapping[str, int]]
     live: int
 
     def at(self, arm: str, position: int) -> Mapping[str, Any]:
@@ -211,6 +213,7 @@ def stream(
     make, reward = policy_factory(how.policy), how.reward
     informed, late = make().full_information and len(arms) > 1, _longest(arms)
     live, rng = make(), np.random.default_rng(seed)
+    compares = bool(getattr(live, "compares", False))
     rounds: list[int] = []
     seconds: list[float] = []
     played: Counter[str] = Counter()
@@ -221,7 +224,13 @@ def stream(
         at, count, spent = 0, 0, 0.0
         waiting: deque[_Late] = deque()
         while at < answer.length:
-            situation = Situation(tuple(arms), answer.hints[_nearest(answer.places, at)], {"position": float(at)})
+            place = _nearest(answer.places, at)
+            situation = Situation(
+                tuple(arms),
+                answer.hints[place],
+                {"position": float(at)},
+                seconded=answer.seconded[place] if compares else {},
+            )
             choice = live.select(situation, rng)
             outcome = prices.at(answer, choice.arm, at)
             told = {arm: outcome if arm == choice.arm else prices.at(answer, arm, at) for arm in arms if informed}
@@ -263,15 +272,16 @@ def _answers(rows: Sequence[Mapping[str, Any]], arms: Sequence[str]) -> list[Ans
         if len(rounds) < len(arms):
             continue
         length = min(own[-1]["at"] + own[-1]["committed"] for own in rounds.values())
-        known: dict[int, dict[str, float]] = {}
+        known: dict[int, tuple[dict[str, float], dict[str, int]]] = {}
         for own in rounds.values():
             for one in own:
                 if one["hints"]:
-                    known[one["at"]] = {arm: math.nan if hint is None else hint for arm, hint in one["hints"].items()}
+                    own_hints = {arm: math.nan if hint is None else hint for arm, hint in one["hints"].items()}
+                    known[one["at"]] = own_hints, one.get("seconded", {})
         places = sorted(known) or [0]
         starts = {arm: [one["at"] for one in own] for arm, own in rounds.items()}
-        hints = [known.get(place, {}) for place in places]
-        answers.append(Answer(groups[prompt], length, starts, rounds, places, hints, live.get(prompt, 0)))
+        hints, seconded = zip(*(known.get(place, ({}, {})) for place in places), strict=True)
+        answers.append(Answer(groups[prompt], length, starts, rounds, places, hints, seconded, live.get(prompt, 0)))
     if not answers:
         raise EvaluatorError("the record holds no prompt that every arm answered")
     return answers

@@ -187,7 +187,7 @@ class LocalModel(Options):
             check(grammar)
         if self._runtime is None:
             self._runtime = Runtime()
-        self._pool()
+        self._pool().check(self.verify)
 
     @property
     def _shared(self) -> Runtime:

@@ -179,12 +179,15 @@ class Situation:
             statistics of its own.)
         vector: what the policy's encoder made of the prompt, the same array in every round of an answer; None while
             there is none.
+        seconded: of arms whose drafts were compared before the choice: how many tokens from the first on another
+            drafter guesses, too. Only for policies that ask for it; absent = not compared.
     """
 
     arms: tuple[str, ...]
     hints: Mapping[str, float] = field(default_factory=dict)
     features: Mapping[str, float] = field(default_factory=dict)
     vector: NDArray[np.float64] | None = field(default=None, compare=False)
+    seconded: Mapping[str, int] = field(default_factory=dict)
 
     def hint(self, arm: str) -> float:
         """The arm's hint, nan when it gave none."""

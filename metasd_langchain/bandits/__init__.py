@@ -37,6 +37,7 @@ class Policy(Protocol):
     Optional attributes, of the class or of the object:
         features: names of `FEATURES` that it cannot do without; those that cost something are measured for it alone.
         encoding: an `Encoding`: every `Situation` then holds a vector of the prompt.
+        compares: True: drafts of near-free drafters are compared before each choice, see `Situation.seconded`.
         fits: ``fits(arms)``, asked once with the names of the pool's arms; raises a ConfigError when they do not suit.
     """
 

@@ -61,6 +61,7 @@ class Selector:
     Attributes:
         wants: features the policy asked for, of `FEATURES`; the others are passed where they cost nothing.
         encoding: how the policy wants prompts encoded, or None.
+        compares: whether the policy wants drafts of near-free drafters compared before it chooses.
 
     Raises:
         BadOption: no arms, a name twice, a capacity below 1, an unknown memory.
@@ -96,6 +97,7 @@ class Selector:
             if feature not in FEATURES:
                 raise UnknownName(f"feature of policy {made.name!r}", feature, FEATURES)
         self.encoding: Encoding | None = getattr(made, "encoding", None)
+        self.compares = bool(getattr(made, "compares", False))
         if hasattr(made, "fits"):
             made.fits(names)
         self.full_information = made.full_information
@@ -270,6 +272,7 @@ class Seat:
         features: Mapping[str, float] | None = None,
         benched: AbstractSet[str] = frozenset(),
         vector: NDArray[np.float64] | None = None,
+        seconded: Mapping[str, int] | None = None,
     ) -> Choice:
         """An arm for this round.
 
@@ -279,6 +282,7 @@ class Seat:
             benched: names of arms or of drafters that must not play. ``plain`` cannot be benched: when nothing else is
                 left it is chosen, in the pool or not.
             vector: of the prompt, see `Situation`.
+            seconded: by arm, see `Situation`.
         """
         offered = tuple(
             name
@@ -288,7 +292,7 @@ class Seat:
         if not offered:
             self._situation = None  # no choice was made, so nobody learns from it
             return Choice(PLAIN)
-        self._situation = Situation(offered, hints, features or {}, vector)
+        self._situation = Situation(offered, hints, features or {}, vector, seconded or {})
         choice = self._policy.select(self._situation, self._rng)
         if choice.arm not in offered:
             raise UnknownName(f"arm chosen by policy {self._policy.name!r}", choice.arm, offered)

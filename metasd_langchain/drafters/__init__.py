@@ -13,6 +13,9 @@ before it is played with that target, on the thread of the caller, who receives 
 that target, itself or another. ``memory_bytes`` says what it holds, ``hidden_window`` how many of the last tokens'
 hidden states it wants (1024).
 
+A drafter whose drafts cost no more than a look into a table sets ``near_free = True``: policies that compare drafts
+have it propose in every round before they choose, so its ``propose`` must leave no trace in the session.
+
 **Scoring.** A session may have a method ``score(tokens, start) -> list[float] | None``: its own probability of each of
 the committed ``tokens[start:]``, given those before, as it would have drafted it (a drafter without probabilities: 1
 where its guess is the token, else 0); nan where it is not known, None when it cannot. It is what policies with full

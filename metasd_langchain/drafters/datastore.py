@@ -209,6 +209,7 @@ class _Bound:
 
     candidates = 0
     prompt_rows = 0
+    near_free = True
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(self, name: str, corpus: Corpus, least: int, most: int, share: float) -> None:

@@ -129,6 +129,7 @@ class Fused:
         self.hidden_layers = tuple(sorted({layer for part in parts for layer in part.hidden_layers}))
         wanting = [int(getattr(part, "hidden_window", _WINDOW)) for part in parts if part.hidden_layers]
         self.hidden_window = max(wanting, default=0)
+        self.near_free = all(getattr(part, "near_free", False) for part in parts)
 
     @property
     def memory_bytes(self) -> int:

@@ -40,6 +40,7 @@ class LookupDrafter:
 
     candidates = 0
     prompt_rows = 0
+    near_free = True
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, name: str = "lookup") -> None:

@@ -236,6 +236,7 @@ class RecyclingDrafter:
     """
 
     hidden_layers: tuple[int, ...] = ()
+    near_free = True
 
     def __init__(
         self,

@@ -198,6 +198,7 @@ class SuffixDrafter:
 
     candidates = 0
     prompt_rows = 0
+    near_free = True
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(

@@ -152,18 +152,21 @@ class Generation:
 
     def _proposed(self, batch: int, forced: tuple[int, ...], room: int) -> Draft:
         """What the arm that is chosen for this round drafts behind forced tokens."""
-        hints, benched, arms = self._sessions.hints(), self._sessions.benched, self._pool.selector.arms
+        hints, arms = self._sessions.hints(), self._pool.selector.arms
+        tokens = [*self.tokens, *forced] if forced else self.tokens
+        seconded = self._sessions.compared(tokens, room, self._draws) if self._pool.selector.compares else {}
+        benched = self._sessions.benched
         self._choice = self._seat.choose(
             {arm.name: hints.get(arm.drafter, math.nan) for arm in arms if arm.budget},
             self._context.features(self.position, batch),
             {arm.name for arm in arms if arm.drafter in benched},
             self._context.vector,
+            {arm.name: seconded[arm.drafter] for arm in arms if arm.drafter in seconded},
         )
         chosen = self._choice.arm
         arm = next((arm for arm in arms if arm.name == chosen and arm.budget), None)
         if arm is None:
             return EMPTY_DRAFT
-        tokens = [*self.tokens, *forced] if forced else self.tokens
         return self._sessions.propose(arm.drafter, tokens, min(arm.budget, room), self._draws)
 
     # -- settle: verify, halt, keep, observe, learn -----------------------------------------------------------------

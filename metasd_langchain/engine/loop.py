@@ -82,6 +82,7 @@ class Engine:
             EngineClosed: after `close`.
         """
         self.check(request)
+        pool.check(request.verify)
         pool = pool.bound(self.target)
         release_team()  # the caller's, e.g. left by an embedding model: idle now, and in the way
         ticket = Ticket(request, pool, sink, observers)

@@ -12,7 +12,8 @@ from metasd_langchain.bandits import Encoding
 from metasd_langchain.bandits.routers import ENCODERS
 from metasd_langchain.bandits.selector import Selector
 from metasd_langchain.drafters import Drafter
-from metasd_langchain.errors import BadRouter, LoadError, MetaSDError, UnknownName
+from metasd_langchain.errors import BadOption, BadRouter, LoadError, MetaSDError, UnknownName
+from metasd_langchain.values import VerifyMode
 
 if TYPE_CHECKING:
     from metasd_langchain.models.encoders import SentenceEncoder
@@ -57,6 +58,12 @@ class Pool:
                 encoder = _encoder(self.selector.encoding, target)
                 pool = self._bound[target.lm] = replace(self, drafters=drafters, encoder=encoder)
             return pool
+
+    def check(self, verify: VerifyMode) -> None:
+        """Raise BadOption for a way of verifying that the pool cannot be played with."""
+        if verify == "rejection" and self.selector.compares:
+            # A drawn draft is a sample only as long as nobody looks at it before it is chosen.
+            raise BadOption("verify", verify, "'invariant', as the policy compares drafts before it chooses")
 
     @property
     def candidates(self) -> int:

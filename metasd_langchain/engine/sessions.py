@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,9 +18,10 @@ from metasd_langchain.values import EMPTY_DRAFT, Draft, Request, Round
 if TYPE_CHECKING:
     from metasd_langchain.models.lm import Slot
 
-__all__ = ["Sessions"]
+__all__ = ["Sessions", "agreed"]
 
 logger = logging.getLogger("metasd_langchain")
+_COMPARED = 8  # nodes of a draft that are compared: only the first few tokens are telling
 _STRIKES = 3  # rounds in a row with a failure, after which a drafter sits out the rest of the answer
 _MOST = 1.0 + 1e-4  # a sum of probabilities that are rounded
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class Sessions:
         self._failed: set[str] = set()  # in this round
         self._silent: set[str] = set()  # failed when last asked to propose, and not asked since
         self._unscored: set[str] = set()  # the same for scoring
+        self._near_free = [name for name, drafter in pool.drafters.items() if getattr(drafter, "near_free", False)]
         self._sessions: dict[str, DraftSession] = {}
         for name, drafter in pool.drafters.items():
             try:
@@ -72,6 +74,18 @@ class Sessions:
             return EMPTY_DRAFT
         self._silent.discard(name)
         return draft
+
+    def compared(self, tokens: Sequence[int], room: int, draws: Draws) -> dict[str, int]:
+        """Near-free drafter -> how many tokens of its draft, from the first on, another one of them drafts, too.
+
+        One that has no idea is left out: it neither seconds nor objects. Nothing is said where only one has an idea.
+        """
+        budget = min(room, _COMPARED)
+        asked = [name for name in self._near_free if self._strikes[name] < _STRIKES]
+        if len(asked) < 2:
+            return {}
+        drafts = {name: self.propose(name, tokens, budget, draws) for name in asked}
+        return agreed({name: draft for name, draft in drafts.items() if draft})
 
     def scoring(self, tokens: Sequence[int]) -> dict[str, bool]:
         """Drafters that can score committed tokens, and whether they do so after they observed them.
@@ -150,6 +164,31 @@ class Sessions:
                 kept.append(node)
         q = None if draft.q is None else draft.q[kept]
         return Draft(tuple(tokens[i] for i in kept), tuple(index[draft.parents[i]] for i in kept), q)
+
+
+def agreed(drafts: Mapping[str, Draft]) -> dict[str, int]:
+    """Name -> length of the longest path from the root that its tree shares with another one's; {} for a single tree.
+
+    Args:
+        drafts: trees, none empty.
+    """
+    if len(drafts) < 2:
+        return {}
+    paths = {name: _paths(draft) for name, draft in drafts.items()}
+    return {
+        name: max(
+            (len(path) for path in own if any(path in paths[other] for other in paths if other != name)), default=0
+        )
+        for name, own in paths.items()
+    }
+
+
+def _paths(draft: Draft) -> set[tuple[int, ...]]:
+    """Tokens from the root to each node."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        found.append((*found[parent], token) if parent >= 0 else (token,))
+    return set(found)
 
 
 def _check_scores(scores: Sequence[float], expected: int) -> None:

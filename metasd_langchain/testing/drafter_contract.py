@@ -318,6 +318,23 @@ class DrafterContract:
             assert session.score([*text, *block], len(text)) == expected
             session.observe(tell(drafter, text, Draft.chain(block[:-1]), block, self.vocab))
 
+    def test_a_near_free_draft_leaves_no_trace(self) -> None:
+        drafter, other = self.make(), self.make()
+        if not getattr(drafter, "near_free", False):
+            pytest.skip("its drafts cost something")
+        prompt, answer = self.texts(14)
+        session = drafter.open(Request(prompt=tuple(prompt)))
+        text, truth, guesses = list(prompt), list(answer), list[Guess]()
+        while truth:
+            for budget in (1, 3, 8, 16):
+                session.propose([*text, *truth[: budget % 3]], budget, DRAWS)
+            guesses.append((session.hint(), session.propose(text, 8, DRAWS)))
+            told = tell(drafter, text, guesses[-1][1], truth, self.vocab, seen=len(guesses) > 1)
+            session.observe(told)
+            text += told.committed
+            truth = truth[len(told.committed) :]
+        assert repr(guesses) == repr(play(other, prompt, answer, vocab=self.vocab))
+
     def test_close_twice(self) -> None:
         drafter = self.make()
         session = drafter.open(Request(prompt=(1, 2, 3)))

@@ -17,18 +17,9 @@ from evaluators.stream import COLD, POLICY, ratios
 from evaluators.theory import regret, signals
 from metasd_langchain.bandits.registry import policy_names
 from metasd_langchain.bandits.rewards import LENGTH
-from metasd_langchain.testing.models import tiny_model, tiny_tokenizer
 
 ARMS = ("suffix@16", "suffix@6", "recycling_tree@12", "recycling_tree@6", "plain")
 RATIOS = {"vs_best_single", "vs_median_single", "vs_task_oracle", "vs_prompt_oracle", "cold_start"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("tiny")
-    tiny_model().save_pretrained(made)
-    tiny_tokenizer().save_pretrained(made)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +112,34 @@ def test_a_record_covers_every_answer_of_every_arm(record):
     assert all(len(own) == 1 for own in lengths.values())  # float32: the answer does not depend on the arm
     live = [row for row in rows if "live" in row]
     assert [sum(one[3] for one in row["live"]) for row in live] == [lengths[row["prompt"]].copy().pop() for row in live]
+
+
+def test_what_is_noted_of_a_round_is_of_that_round(record):
+    """A drafter whose hint is 0 drafts nothing, and one that drafts said so: with notes of other rounds both fail."""
+    _, rows = read(str(record))
+    known = [(row["arm"], one) for row in rows if "arm" in row for one in row["rounds"] if one["hints"]]
+    assert {bool(one["drafted"]) for arm, one in known if arm != "plain"} == {True, False}
+    for arm, one in known:
+        if arm != "plain":
+            assert bool(one["hints"][arm]) == bool(one["drafted"]), (arm, one)
+    backed = [one for _, one in known if one["seconded"]]
+    assert backed
+    for one in backed:
+        assert one["seconded"]["suffix@16"] == one["seconded"]["suffix@6"]
+        assert all(one["hints"][name] for name in one["seconded"])
+
+
+def test_an_arm_with_a_path_is_recorded_under_its_name(folder, prompts, heads, tmp_path):
+    file, out = tmp_path / "rounds.jsonl", tmp_path / "out.json"
+    arms = f"suffix@6,eagle:{heads}/math@4,plain"
+    options = ["--prompts", str(prompts), "--max-tokens", "12", "--arms", arms, "--out", str(file)]
+    assert main(["record", *small(folder), *options]) == 0
+    head, rows = read(str(file))
+    assert head["arms"] == ["suffix@6", "eagle-math@4", "plain"]
+    assert {row["arm"] for row in rows if "arm" in row} == set(head["arms"])
+    assert any(one["drafted"] for row in rows if row.get("arm") == "eagle-math@4" for one in row["rounds"])
+    assert main(["replay", "--record", str(file), "--policies", "ucb+bd", "--quick", "--json", str(out)]) == 0
+    assert set(json.loads(out.read_text())["policies"]["ucb+bd"]["shares"]) == set(head["arms"])
 
 
 def test_a_fixed_arm_replays_to_its_own_rounds(record):
