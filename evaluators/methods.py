@@ -97,7 +97,7 @@ class Ours:
     limits: Limits
 
     def __init__(self, name: str, arms: Sequence[ArmSpec] | None = None, step: str = "speed", **options: Any) -> None:
-        self.name, self._step = name, step
+        self.name, self.step = name, step
         self.pool = make_pool(**options) if arms is None else make_pool(arms, **options)
 
     def bind(self, engine: Engine, limits: Limits) -> Ours:
@@ -114,7 +114,7 @@ class Ours:
             sampling=Sampling(limits.temperature, limits.top_p, seed=seed),
             max_tokens=limits.max_tokens,
             stop_ids=limits.stop_ids,
-            step=self._step,
+            step=self.step,
             scope=_SCOPE,
         )
         steps = list(self.engine.generate(request, self.pool))

@@ -10,6 +10,7 @@ all alike. Answers do not depend on the drafter, so all methods write the same t
 ``vs_task_oracle``     policy / of each task the arm that was fastest on it in hindsight
 ``vs_prompt_oracle``   policy / of each prompt the arm that was fastest on it in hindsight (noise counts for the arm)
 ``cold_start``         a policy that knows nothing before each prompt / the arm that was fastest on the stream
+``by_step``            with ``--steps``: a policy that keeps each task apart, as it does a pipeline's steps / the same
 =====================  ==============================================================================================
 
 All are ratios of speed (1.05 = 5% faster): the geometric mean over a task's prompts, then over tasks. Intervals: 95%,
@@ -39,7 +40,8 @@ from metasd_langchain import Sampling, shared_engine
 
 __all__ = ["POLICY", "add_arguments", "ratios", "run"]
 
-POLICY, COLD = "policy", "policy, cold"
+POLICY, COLD, BY_STEP = "policy", "policy, cold", "policy, by step"
+_POLICIES = (POLICY, COLD, BY_STEP)
 _DRAWS = 1000
 _QUICK_SECONDS = 400.0
 _QUICK_TOKENS = 64
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reward", default="", help="a reward by name; default: the default reward")
     parser.add_argument("--max-tokens", type=at_least(1), default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--steps", action="store_true", help="play the policy with each task as a step of its own, too")
     parser.add_argument("--shared", action="store_true", help="text indexes are kept too, for every method alike")
     parser.add_argument("--curves", metavar="FILE", help="draw speed and choices over the stream (.png or .svg)")
     add_common(parser, repetitions=1)
@@ -78,6 +81,7 @@ def run(args: argparse.Namespace) -> None:
     methods = [
         Ours(POLICY, arms, "stream", **how),
         Ours(COLD, arms, "stream", **how),
+        *([Ours(BY_STEP, arms, **how)] if args.steps else []),
         *(Ours(arm, [arm]) for arm in arms),
     ]
     for method in methods:
@@ -125,7 +129,7 @@ def summary(cells: Sequence[Cell], seed: int) -> dict[str, Any]:
 
 
 def ratios(paces: Paces, groups: Sequence[str]) -> dict[str, float]:
-    """The module's five ratios.
+    """The module's ratios.
 
     Args:
         paces: seconds a token of every method on every prompt.
@@ -147,11 +151,12 @@ def ratios(paces: Paces, groups: Sequence[str]) -> dict[str, float]:
         "vs_task_oracle": float(np.exp(_level(by_task, groups) - mine)),
         "vs_prompt_oracle": float(np.exp(_level(by_prompt, groups) - mine)),
         "cold_start": _ratio(paces[COLD], paces[best], groups),
+        **({"by_step": _ratio(paces[BY_STEP], paces[best], groups)} if BY_STEP in paces else {}),
     }
 
 
 def _singles(paces: Paces) -> list[str]:
-    return [method for method in paces if method not in (POLICY, COLD)]
+    return [method for method in paces if method not in _POLICIES]
 
 
 def _fastest(paces: Paces, groups: Sequence[str], arms: Sequence[str]) -> str:
@@ -214,6 +219,8 @@ def _play(
             for method in [*methods[turn:], *methods[:turn]]:
                 if method.name == COLD or not args.shared:
                     method.reset(memory=method.name == COLD)
+                if method.name == BY_STEP:
+                    method.step = prompt.group
                 a = method.answer(ids[index], seed)
                 cells.append(Cell(index, prompt.group, method.name, repetition, a.ids, a.seconds, a.forwards, a.rounds))
             say(f"[{index + 1}/{len(prompts)}] {prompt.group} {prompt.name}: {_now(cells, index, repetition)}")
@@ -223,15 +230,14 @@ def _play(
 def _now(cells: Sequence[Cell], prompt: int, repetition: int) -> str:
     now = [cell for cell in cells if (cell.prompt, cell.repetition) == (prompt, repetition)]
     speed: Callable[[Cell], float] = lambda cell: 1.0 / cell.pace  # noqa: E731
-    best = max((cell for cell in now if cell.method not in (POLICY, COLD)), key=speed)
+    best = max((cell for cell in now if cell.method not in _POLICIES), key=speed)
     mine = next(cell for cell in now if cell.method == POLICY)
     return f"policy {speed(mine):.1f}, best here {best.method} {speed(best):.1f} tokens/s"
 
 
 def _print(figures: Mapping[str, Any], cells: Sequence[Cell], args: argparse.Namespace) -> None:
     draws = "greedy" if args.temperature == 0.0 else f"temperature {args.temperature:g}"
-    names = ("vs_best_single", "vs_median_single", "vs_task_oracle", "vs_prompt_oracle", "cold_start")
-    rows = [[name, number(figures[name], 3), _span(figures["intervals"][name])] for name in names]
+    rows = [[name, number(figures[name], 3), _span(span)] for name, span in figures["intervals"].items()]
     prompts = len({cell.prompt for cell in cells})
     table(f"stream of {prompts} prompts, {draws}; best single arm: {figures['best_single']}",
           ["ratio", "", "95%"], rows)  # fmt: skip

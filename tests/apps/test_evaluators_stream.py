@@ -11,9 +11,10 @@ import pytest
 from evaluators.__main__ import main
 from evaluators.errors import EvaluatorError
 from evaluators.information import gross
+from evaluators.methods import Ours
 from evaluators.record import read, scoring_seconds
 from evaluators.replay import _answers, _How, _Prices, stream
-from evaluators.stream import COLD, POLICY, ratios
+from evaluators.stream import BY_STEP, COLD, POLICY, ratios
 from evaluators.theory import regret, signals
 from metasd_langchain.bandits.registry import policy_names
 from metasd_langchain.bandits.rewards import LENGTH
@@ -81,6 +82,25 @@ def test_stream_plays_policy_and_every_arm(folder, prompts, tmp_path, capsys):
     assert all(low <= high for low, high in told["intervals"].values())
     assert drawn.read_text().lstrip().startswith("<?xml")
     assert "vs_best_single" in capsys.readouterr().out
+
+
+def test_with_steps_each_task_has_a_memory_of_its_own(folder, prompts, tmp_path, monkeypatch):
+    out, asked = tmp_path / "out.json", []
+    answer = Ours.answer
+
+    def watched(self, prompt, seed):
+        asked.append((self.name, self.step))
+        return answer(self, prompt, seed)
+
+    monkeypatch.setattr(Ours, "answer", watched)
+    options = ["--prompts", str(prompts), "--max-tokens", "8", "--json", str(out), "--quick", "--steps"]
+    assert main(["stream", *small(folder), *options]) == 0
+    told = json.loads(out.read_text())
+    assert set(told["intervals"]) == {*RATIOS, "by_step"}
+    assert told["by_step"] > 0.0
+    assert BY_STEP not in told["relative"]
+    assert {step for name, step in asked if name == POLICY} == {"stream"}
+    assert {step for name, step in asked if name == BY_STEP} >= {"one", "two"}
 
 
 # -- record and replay -------------------------------------------------------------------------------------------------
