@@ -2,7 +2,8 @@
 
 Only rows outside the training third are used. Heads by task: see ``heads``; switching: see ``switching``. *Gains* are
 of wall clock: both pools answer the same stream of prompts, prompt by prompt in turn, with the default policy and its
-memory kept through the stream; ratios, 1.10 = 10 % more tokens a second.
+memory kept through the stream; ratios, 1.10 = 10 % more tokens a second. Prompts that pools answered at very different
+length are left out, and counted (``figures.even``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from evaluators.arguments import add_common, add_prompts, at_least, numbers
 from evaluators.errors import EvaluatorError
-from evaluators.figures import Cell, arm_table, speedup
+from evaluators.figures import Cell, arm_table, even, speedup
 from evaluators.heads import HEADS, Heads, domain_prompts, held_out_prompts, load_heads, specialists
 from evaluators.machine import machine
 from evaluators.methods import Limits, Ours
@@ -90,12 +91,19 @@ def _gains(heads: Heads, stream: Sequence[Prompt], args: argparse.Namespace) -> 
     """The pool with heads against the pool without, and against OFA alone, on a mixed stream."""
     ids = [encode(heads.engine, prompt) for prompt in stream]
     figures: dict[str, Any] = {"vs_ofa": {}, "gain_intervals": {}, "gain_tasks": {}, "arms": {}, "stream_prompts": {}}
+    figures |= {"uneven": {}, "of_all": {}}
     for mode, temperature in (("t08", args.temperature), ("greedy", 0.0)):
         say(f"pools, temperature {temperature:g}")
         cells = _stream(heads, stream, ids, temperature, args)
-        gain, ofa = (_ratio(cells, base, args.seed) for base in ("training-free", "ofa"))
+        level, uneven = even(cells)
+        gain, ofa = (_ratio(level, base, args.seed) for base in ("training-free", "ofa"))
         figures[f"pool_gain_{mode}"] = gain["geomean"]
         figures["vs_ofa"][mode] = ofa["geomean"]
+        figures["uneven"][mode] = len(uneven)
+        figures["of_all"][mode] = {
+            name: _ratio(cells, base, args.seed)["geomean"]
+            for name, base in (("pool", "training-free"), ("ofa", "ofa"))
+        }
         figures["gain_intervals"][mode] = {"pool": [gain["low"], gain["high"]], "ofa": [ofa["low"], ofa["high"]]}
         figures["gain_tasks"][mode] = {"pool": gain["tasks"], "ofa": ofa["tasks"]}
         figures["arms"][mode] = arm_table([cell for cell in cells if cell.method == "heads"])
@@ -185,8 +193,11 @@ def _print(figures: Mapping[str, Any], args: argparse.Namespace) -> None:
     for mode in ("greedy", "t08"):
         low, high = figures["gain_intervals"][mode]["pool"]
         rows.append([mode, number(figures[f"pool_gain_{mode}"]), f"{low:.2f}-{high:.2f}",
-                     number(figures["vs_ofa"][mode]), str(figures["stream_prompts"][mode])])  # fmt: skip
-    table("pool with heads against", ["", "training-free", "95%", "OFA alone", "prompts"], rows)
+                     number(figures["vs_ofa"][mode]), str(figures["stream_prompts"][mode]),
+                     str(figures["uneven"][mode]), number(figures["of_all"][mode]["pool"]),
+                     number(figures["of_all"][mode]["ofa"])])  # fmt: skip
+    columns = ["", "training-free", "95%", "OFA alone", "prompts", "uneven", "with them", "OFA, with them"]
+    table("pool with heads against", columns, rows)
     names = list(next(iter(figures["switch_cost"].values())))
     rows = [
         [context, *(f"{own[name]['back']:.1%} ({own[name]['first']:.1%})" for name in names)]

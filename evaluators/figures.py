@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from metasd_langchain.values import RoundRecord
 
-__all__ = ["Cell", "arm_table", "speedup", "throughput"]
+__all__ = ["Cell", "arm_table", "even", "speedup", "throughput"]
 
+_EVEN = 1.25  # longest answer to a prompt over the shortest
 _DRAWS = 2000  # of the bootstrap; its own noise is then well below the interval's width
 
 
@@ -52,6 +53,22 @@ class Cell:
     def pace(self) -> float:
         """Seconds per token."""
         return self.seconds / len(self.ids)
+
+
+def even(cells: Sequence[Cell]) -> tuple[list[Cell], list[int]]:
+    """Cells of prompts that all methods answered at about the same length, and the prompts that are left out.
+
+    In half precision a near-tie can end one method's answer after ten tokens and another's at the limit. The reading of
+    the prompt, the same for both, then weighs so differently that their paces compare lengths, not drafters. Where
+    every prompt is such, none is left out.
+    """
+    lengths: dict[int, list[int]] = defaultdict(list)
+    for cell in cells:
+        lengths[cell.prompt].append(len(cell.ids))
+    uneven = sorted(prompt for prompt, own in lengths.items() if max(own) > _EVEN * min(own))
+    if len(uneven) == len(lengths):
+        return list(cells), []
+    return [cell for cell in cells if cell.prompt not in uneven], uneven
 
 
 def speedup(cells: Iterable[Cell], method: str, base: str, seed: int) -> dict[str, Any] | None:

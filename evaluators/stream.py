@@ -13,8 +13,9 @@ all alike. Answers do not depend on the drafter, so all methods write the same t
 ``by_step``            with ``--steps``: a policy that keeps each task apart, as it does a pipeline's steps / the same
 =====================  ==============================================================================================
 
-All are ratios of speed (1.05 = 5% faster): the geometric mean over a task's prompts, then over tasks. Intervals: 95%,
-from a bootstrap over prompts that chooses its best arms anew each time.
+Prompts that methods answered at very different length are left out (``uneven``, see ``figures.even``; ``of_all``: the
+ratios with them). All are ratios of speed (1.05 = 5% faster): the geometric mean over a task's prompts, then over
+tasks. Intervals: 95%, from a bootstrap over prompts that chooses its best arms anew each time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from evaluators.arguments import add_common, add_prompts, at_least
 from evaluators.curves import draw_stream
-from evaluators.figures import Cell, arm_table, throughput
+from evaluators.figures import Cell, arm_table, even, throughput
 from evaluators.machine import machine
 from evaluators.methods import Limits, Ours
 from evaluators.pools import POOLS, arms_of, unseen
@@ -99,6 +100,8 @@ def run(args: argparse.Namespace) -> None:
 
 def summary(cells: Sequence[Cell], seed: int) -> dict[str, Any]:
     """The module's ratios with their intervals, and tables by arm and by task."""
+    of_all = ratios(*_paces(cells))
+    cells, uneven = even(cells)
     paces, groups = _paces(cells)
     exact = ratios(paces, groups)
     rng = np.random.default_rng(seed)
@@ -120,6 +123,8 @@ def summary(cells: Sequence[Cell], seed: int) -> dict[str, Any]:
     return {
         **exact,
         "intervals": spans,
+        "uneven": len(uneven),
+        "of_all": of_all,
         "best_single": best,
         "tokens_per_s": speed,
         "tokens_per_s_by_task": by_task,
@@ -237,10 +242,13 @@ def _now(cells: Sequence[Cell], prompt: int, repetition: int) -> str:
 
 def _print(figures: Mapping[str, Any], cells: Sequence[Cell], args: argparse.Namespace) -> None:
     draws = "greedy" if args.temperature == 0.0 else f"temperature {args.temperature:g}"
-    rows = [[name, number(figures[name], 3), _span(span)] for name, span in figures["intervals"].items()]
+    rows = [
+        [name, number(figures[name], 3), _span(span), number(figures["of_all"][name], 3)]
+        for name, span in figures["intervals"].items()
+    ]
     prompts = len({cell.prompt for cell in cells})
     table(f"stream of {prompts} prompts, {draws}; best single arm: {figures['best_single']}",
-          ["ratio", "", "95%"], rows)  # fmt: skip
+          ["ratio", "", "95%", f"with the {figures['uneven']} uneven"], rows)  # fmt: skip
     tasks = list(figures["tokens_per_s_by_task"])
     rows = [
         [method, number(speed, 1), *(number(figures["tokens_per_s_by_task"][task][method], 1) for task in tasks)]

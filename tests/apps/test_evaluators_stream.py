@@ -10,11 +10,12 @@ import pytest
 
 from evaluators.__main__ import main
 from evaluators.errors import EvaluatorError
+from evaluators.figures import Cell, even
 from evaluators.information import gross
 from evaluators.methods import Ours
 from evaluators.record import read, scoring_seconds
 from evaluators.replay import _answers, _How, _Prices, stream
-from evaluators.stream import BY_STEP, COLD, POLICY, ratios
+from evaluators.stream import BY_STEP, COLD, POLICY, ratios, summary
 from evaluators.theory import regret, signals
 from metasd_langchain.bandits.registry import policy_names
 from metasd_langchain.bandits.rewards import LENGTH
@@ -62,6 +63,24 @@ def test_tasks_count_alike_however_many_prompts_they_have():
     assert found["vs_median_single"] == pytest.approx(
         2**0.25
     )  # a's tasks: 4 and 1/2, so 2 over all: the middle of 1 and 2^0.5
+
+
+def test_prompts_answered_at_different_length_are_left_out_and_counted():
+    def cell(prompt, method, tokens, seconds):
+        return Cell(prompt, "x", method, 0, (1,) * tokens, seconds, tokens)
+
+    methods = (POLICY, COLD, "a", "b")
+    cells = [cell(0, method, 64, 2.0 if method == "a" else 1.0) for method in methods]
+    cells += [cell(1, method, 52, 1.0) for method in methods[:3]] + [cell(1, "b", 64, 1.0)]  # 1.23 times as long
+    cells += [cell(2, method, 10 if method == POLICY else 64, 1.0) for method in methods]  # a near-tie ended it
+    kept, uneven = even(cells)
+    assert uneven == [2]
+    assert {one.prompt for one in kept} == {0, 1}
+    told = summary(cells, 0)
+    assert told["uneven"] == 1
+    assert told["vs_best_single"] == pytest.approx((52 / 64) ** 0.5)
+    assert told["of_all"]["vs_best_single"] == pytest.approx((52 / 64 * 10 / 64) ** (1 / 3))
+    assert even(cells[-4:]) == (cells[-4:], [])  # nothing would be left
 
 
 def test_stream_plays_policy_and_every_arm(folder, prompts, tmp_path, capsys):
