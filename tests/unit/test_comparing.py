@@ -22,6 +22,7 @@ from metasd_langchain.testing.drafter_contract import DRAWS
 from metasd_langchain.testing.drafters import HalfDrafter, RaisingDrafter
 from metasd_langchain.testing.models import tiny_model, tiny_tokenizer
 from metasd_langchain.values import PLAIN, Choice, Draft, Request, Sampling, Situation
+from tests.listening import Listener
 
 MODEL, TOKENIZER = tiny_model(), tiny_tokenizer()
 PROMPT = (2, 40, 41, 42, 43, 40, 41, 42, 44, 40, 41)
@@ -34,35 +35,6 @@ def engine() -> Iterator[Engine]:
     made = Engine(load_target((MODEL, TOKENIZER)))
     yield made
     made.close()
-
-
-class Watcher:
-    """Compares, plays an arm, and keeps what it was told."""
-
-    name = "watcher"
-    full_information = False
-    compares = True
-
-    def __init__(self, arm: str) -> None:
-        self.arm = arm
-        self.seen: list[Situation] = []
-
-    def __deepcopy__(self, memo: object) -> Watcher:
-        return self
-
-    def select(self, situation: Situation, rng: np.random.Generator) -> Choice:
-        self.seen.append(situation)
-        return Choice(self.arm)
-
-    def update(self, *told: object) -> None: ...
-
-    def values(self) -> dict[str, float]:
-        return {}
-
-    def dump(self) -> dict[str, object]:
-        return {}
-
-    def load(self, state: object) -> None: ...
 
 
 def answer(engine: Engine, pool: object, request: Request) -> tuple[int, ...]:
@@ -109,7 +81,7 @@ def test_a_fused_drafter_is_near_free_when_all_parts_are() -> None:
 
 
 def test_the_policy_is_told_by_arm(engine: Engine) -> None:
-    watcher = Watcher("recycling_tree@6")
+    watcher = Listener("recycling_tree@6", compares=True)
     request = Request(PROMPT, max_tokens=40)
     answer(engine, make_pool(ARMS, watcher), request)
     told = [situation.seconded for situation in watcher.seen]
@@ -119,8 +91,7 @@ def test_the_policy_is_told_by_arm(engine: Engine) -> None:
 
 
 def test_policies_that_do_not_ask_are_told_nothing(engine: Engine) -> None:
-    watcher = Watcher(PLAIN)
-    watcher.compares = False
+    watcher = Listener()
     answer(engine, make_pool(ARMS, watcher), Request(PROMPT, max_tokens=10))
     assert watcher.seen
     assert not any(situation.seconded for situation in watcher.seen)

@@ -25,38 +25,11 @@ from metasd_langchain.models import encoders
 from metasd_langchain.models.encoders import hidden_vectors
 from metasd_langchain.models.load import Target, load_target
 from metasd_langchain.testing.models import reference_tokens, tiny_model, tiny_tokenizer
-from metasd_langchain.values import FEATURES, PLAIN, Choice, Request, Sampling, Situation
+from metasd_langchain.values import FEATURES, PLAIN, Request, Sampling
+from tests.listening import Listener
 
 MODEL, TOKENIZER = tiny_model(), tiny_tokenizer()
 PROMPT = (2, 40, 41, 42, 43, 44, 45)
-
-
-class Listener:
-    """Plays one arm, and keeps every situation."""
-
-    name = "listener"
-    full_information = False
-
-    def __init__(self, arm: str = PLAIN, features: tuple[str, ...] = (), encoding: Encoding | None = None) -> None:
-        self.arm, self.features, self.encoding = arm, features, encoding
-        self.seen: list[Situation] = []
-
-    def __deepcopy__(self, memo: object) -> Listener:
-        return self
-
-    def select(self, situation: Situation, rng: np.random.Generator) -> Choice:
-        self.seen.append(situation)
-        return Choice(self.arm)
-
-    def update(self, *told: object) -> None: ...
-
-    def values(self) -> dict[str, float]:
-        return {}
-
-    def dump(self) -> dict[str, object]:
-        return {}
-
-    def load(self, state: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
