@@ -149,7 +149,6 @@ def _alone(engine: Engine, request: Request, arms: Sequence[str], arm: str) -> l
     at = 0
     for index, record in enumerate(records):
         known = index < len(outcomes)  # the answer's last token is committed without a choice
-        told = known and index < len(policy.hints)
         rounds.append(
             {
                 "at": at,
@@ -157,8 +156,8 @@ def _alone(engine: Engine, request: Request, arms: Sequence[str], arm: str) -> l
                 "accepted": record.accepted,
                 "committed": record.committed,
                 "agreement": [round(value, 4) for value in outcomes[index].agreement] if known else [],
-                "hints": _plain_hints(policy.hints[index]) if told else {},
-                "seconded": policy.seconded[index] if told else {},
+                "hints": _plain_hints(policy.hints[index]) if known else {},
+                "seconded": policy.seconded[index] if known else {},
                 "draft_s": round(record.draft_s, 6),
                 "score_s": round(record.score_s, 6) if index else None,  # the first forward reads the prompt
             }

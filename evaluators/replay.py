@@ -86,6 +86,12 @@ class Answer:
         """The arm's round that began nearest to a position."""
         return self.rounds[arm][_nearest(self.starts[arm], position)]
 
+    def situation(self, arms: Sequence[str], position: int, *, compares: bool) -> Situation:
+        """What a policy sees at a position, by the notes taken nearest to it."""
+        place = _nearest(self.places, position)
+        seconded = self.seconded[place] if compares else {}
+        return Situation(tuple(arms), self.hints[place], {"position": float(position)}, seconded=seconded)
+
 
 @dataclass(frozen=True, slots=True)
 class _How:
@@ -224,13 +230,7 @@ def stream(
         at, count, spent = 0, 0, 0.0
         waiting: deque[_Late] = deque()
         while at < answer.length:
-            place = _nearest(answer.places, at)
-            situation = Situation(
-                tuple(arms),
-                answer.hints[place],
-                {"position": float(at)},
-                seconded=answer.seconded[place] if compares else {},
-            )
+            situation = answer.situation(arms, at, compares=compares)
             choice = live.select(situation, rng)
             outcome = prices.at(answer, choice.arm, at)
             told = {arm: outcome if arm == choice.arm else prices.at(answer, arm, at) for arm in arms if informed}

@@ -19,6 +19,7 @@ from evaluators.machine import machine
 from evaluators.methods import Limits, Method, Ours, Transformers, load_reference
 from evaluators.overhead import overhead
 from evaluators.peers import Economize
+from evaluators.pools import unseen
 from evaluators.prompts import Prompt, encode, find, load, spread
 from evaluators.report import number, say, table, write
 from metasd_langchain import Engine, Sampling, shared_engine
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     facts = machine(args.dtype)
     _settle(args)
     ours = _ours(args.methods.split(","))
-    chosen = spread(load(find(args.prompts, args.data)), args.limit, args.seed)
+    chosen = spread(unseen(load(find(args.prompts, args.data)), args.methods.split(",")), args.limit, args.seed)
     suite = _load(args, ours)
     ids = [encode(suite.engine, prompt) for prompt in chosen]
     _warm_up(suite.methods, ids)

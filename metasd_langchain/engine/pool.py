@@ -61,7 +61,7 @@ class Pool:
 
     def check(self, verify: VerifyMode) -> None:
         """Raise BadOption for a way of verifying that the pool cannot be played with."""
-        if verify == "rejection" and self.selector.compares:
+        if verify == "rejection" and self.drafters and self.selector.compares:
             # A drawn draft is a sample only as long as nobody looks at it before it is chosen.
             raise BadOption("verify", verify, "'invariant', as the policy compares drafts before it chooses")
 

@@ -97,6 +97,30 @@ def test_no_row_of_the_training_third_is_read(
     assert not all(held_out(number) for number in range(60))
 
 
+def test_speed_plays_a_trained_drafter_on_held_out_rows_only(folder: Path, heads: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "rows.jsonl", tmp_path / "out.json"
+    rows = [{"question_id": number, "category": "qa", "turns": [f"the cat and {number}"]} for number in range(24)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept = sum(held_out(number) for number in range(24))
+    assert 0 < kept < 24
+    options = [
+        "--model",
+        str(folder),
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+        "--prompts",
+        str(file),
+        "--json",
+        str(out),
+    ]
+    options += ["--limit", "24", "--max-tokens", "2", "--repetitions", "1", "--overhead-prompts", "0"]
+    for methods, expected in ((f"plain,hf,eagle:{heads}/qa@2", kept), ("plain,hf", 24)):
+        assert main(["speed", *options, "--methods", methods]) == 0
+        assert len({cell["prompt"] for cell in json.loads(out.read_text())["cells"]}) == expected
+
+
 def test_heads_that_are_not_trained_are_said_with_the_command(
     folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

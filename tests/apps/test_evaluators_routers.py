@@ -30,6 +30,7 @@ from metasd_langchain.training.prompts import Corpus
 from metasd_langchain.training.prompts import Prompt as Taught
 from metasd_langchain.training.split import held_out
 from metasd_langchain.values import Arm, Choice, Sampling, Situation
+from tests.listening import Listener
 
 HEADS = (*DOMAINS, "ofa")
 CATEGORIES = {"translation": "translation", "summarization": "summarization", "qa": "qa", "math": "math_reasoning"}
@@ -195,28 +196,16 @@ def test_a_pool_of_one_plays_what_it_plays_alone(target: Target, heads: Path) ->
         engine.close()
 
 
-class InTurn:
+class InTurn(Listener):
     """Plays one arm after the other."""
 
-    name = "in turn"
-    full_information = False
-
     def __init__(self) -> None:
+        super().__init__()
         self.played: list[str] = []
 
     def select(self, situation: Situation, rng: np.random.Generator) -> Choice:
         self.played.append(situation.arms[len(self.played) % len(situation.arms)])
         return Choice(self.played[-1])
-
-    def update(self, *told: object) -> None: ...
-
-    def values(self) -> dict[str, float]:
-        return {}
-
-    def dump(self) -> dict[str, object]:
-        return {}
-
-    def load(self, state: object) -> None: ...
 
 
 def test_one_head_under_two_names_plays_as_one(target: Target, heads: Path) -> None:

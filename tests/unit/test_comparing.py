@@ -111,6 +111,8 @@ def test_rejection_mode_refuses(engine: Engine) -> None:
         engine.generate(Request(PROMPT, verify="rejection"), pool)
     with pytest.raises(BadOption, match="as the policy compares drafts"):
         MetaSDLLM(model=(MODEL, TOKENIZER), verify="rejection", policy_options={"compare": True})
+    options = {"verify": "rejection", "policy_options": {"compare": True}}
+    assert MetaSDLLM(model=(MODEL, TOKENIZER), speculative=False, **options).verify == "rejection"  # nothing to compare
 
 
 def test_the_option_is_checked() -> None:
